@@ -1,0 +1,67 @@
+"""A task as it is carried from the row to the handler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from .states import TaskStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row of the task table; times are aware and in UTC, by the database's clock."""
+
+    id: int
+    type: str
+    payload: Any
+    status: TaskStatus
+    priority: int
+    """Higher runs first."""
+    attempts: int
+    """Attempts begun so far; raised by the claim."""
+    max_attempts: int | None
+    """``None``: the policy of the type decides."""
+    available_at: datetime
+    """Not before this."""
+    created_at: datetime
+    updated_at: datetime
+    claimed_at: datetime | None
+    claimed_by: str | None
+    """The node that runs it, or ran it last."""
+    claims: int
+    """The fencing token: raised by every claim, never lowered."""
+    cancel_requested_at: datetime | None
+    finished_at: datetime | None
+    """Set exactly when the task has ended."""
+    idempotency_key: str | None
+    last_error: str | None
+    trace_context: dict[str, str] | None
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """What ``enqueue`` returns."""
+
+    id: int
+    """Known before the commit."""
+    created: bool
+    """False where the idempotency key existed: ``id`` is then the existing task's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTask:
+    """What is to be written for one task; ``payload`` is JSON text."""
+
+    type: str
+    payload: str | None
+    priority: int = 0
+    idempotency_key: str | None = None
+    max_attempts: int | None = None
+    available_at: datetime | None = None
+    delay: float | None = None
+    """Seconds after the database's now; excludes ``available_at``."""
+    trace_context: str | None = None
+    """JSON text."""

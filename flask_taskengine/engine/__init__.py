@@ -1,0 +1,1 @@
+"""What a verb means, inside the caller's transaction."""

@@ -1,0 +1,1 @@
+"""When things happen: threads, loops and transactions of the worker."""

@@ -1,0 +1,1 @@
+"""What differs from one database to the next, as answers to capabilities and as statements."""
