@@ -42,6 +42,24 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim hands to the executor: the columns that a run needs."""
+
+    id: int
+    type: str
+    payload: Any
+    priority: int
+    attempts: int
+    max_attempts: int | None
+    available_at: datetime
+    created_at: datetime
+    claimed_at: datetime
+    claims: int
+    idempotency_key: str | None
+    trace_context: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class Enqueued:
     """What ``enqueue`` returns."""
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
 from ..domain.states import ENDED, LIVE, TaskStatus
-from .types import SQLITE_NOW, BigInt, JsonText, UtcDateTime
+from .clock import db_now
+from .types import BigInt, JsonText, UtcDateTime
 
 ERROR_TEXT_LIMIT = 2000
 """Characters of ``last_error``; the whole story stands in the attempt."""
@@ -26,29 +24,6 @@ AUTOVACUUM = {
     "autovacuum_vacuum_cost_delay": "1",
 }
 """Every task leaves two dead rows behind; PostgreSQL's default waits until a fifth of the table is dead."""
-
-
-class db_now(FunctionElement[Any]):
-    """The database's clock at the start of the statement: the only clock that times are compared with."""
-
-    type = UtcDateTime()
-    inherit_cache = True
-    name = "db_now"
-
-
-@compiles(db_now)
-def _(element: Any, compiler: Any, **kw: Any) -> str:
-    return "CURRENT_TIMESTAMP"
-
-
-@compiles(db_now, "postgresql")
-def _(element: Any, compiler: Any, **kw: Any) -> str:
-    return "statement_timestamp()"
-
-
-@compiles(db_now, "sqlite")
-def _(element: Any, compiler: Any, **kw: Any) -> str:
-    return f"({SQLITE_NOW})"
 
 
 @dataclass(frozen=True, slots=True)

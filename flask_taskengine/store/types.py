@@ -12,8 +12,6 @@ from sqlalchemy.dialects import mysql, oracle, postgresql, sqlite
 BigInt = sa.BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
 """SQLite gives automatic ids to INTEGER only; it holds 64 bits there too."""
 
-SQLITE_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
     """An aware datetime, in UTC when read. SQLite keeps text in the form of its own ``strftime``, to the millisecond."""

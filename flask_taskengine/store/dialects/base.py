@@ -1,0 +1,87 @@
+"""What every database answers and does; a subclass overrides what differs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import sqlalchemy as sa
+
+from ...domain.task import Claimed, NewTask
+from ..tables import Names, Tables
+
+KEY_WAIT = 2.0
+"""Seconds that an enqueue waits for another open transaction which holds the same idempotency key."""
+
+
+class KeyHeld(Exception):
+    """The idempotency key can not be written now; the caller's transaction is still usable."""
+
+
+class Dialect(ABC):
+    """The statements that are written by hand, for one database and one set of tables."""
+
+    name: ClassVar[str]
+    can_notify: ClassVar[bool] = False
+    """Whether the database can wake a sleeping worker."""
+    needs_single_writer: ClassVar[bool] = False
+    """Whether one writer at a time is all that the database allows."""
+    isolation_level: ClassVar[str | None] = "READ COMMITTED"
+    """What the engine's own transactions run in, whatever the host has set."""
+
+    def __init__(self, names: Names) -> None:
+        self.tables = Tables(names)
+        preparer = self.sqlalchemy_dialect().identifier_preparer
+        self.task, self.node, self.type = (preparer.format_table(t) for t in (self.tables.task, self.tables.node, self.tables.type))
+
+    @staticmethod
+    @abstractmethod
+    def sqlalchemy_dialect() -> sa.Dialect:
+        """Return the SQLAlchemy dialect that quotes names and compiles for this database."""
+
+    @abstractmethod
+    def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
+        """Write one task; ``None`` where its idempotency key exists.
+
+        Raises:
+            KeyHeld: another open transaction holds the key.
+        """
+
+    @abstractmethod
+    def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
+        """Write tasks in order; ``None`` in place of each whose idempotency key exists, in the table or earlier in the list.
+
+        Raises:
+            KeyHeld: another open transaction holds one of the keys; nothing of this call is written.
+        """
+
+    @abstractmethod
+    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+        """Claim due tasks for a node, in the order in which they are to start.
+
+        Args:
+            rooms: for each type that may be claimed, how many of it.
+            most: how many in all.
+        """
+
+    @abstractmethod
+    def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
+        """Mark tasks as SUCCEEDED, given (id, claims, result); return the ids of those that still were this attempt's.
+
+        A task with a cancel request is left alone: its outcome is not SUCCEEDED.
+        """
+
+    @abstractmethod
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
+        """Return for each type with PENDING tasks the seconds until its earliest is due; negative where it is overdue."""
+
+    @abstractmethod
+    def pending_types(self, connection: sa.Connection) -> dict[str, float]:
+        """Return every type with PENDING tasks and the seconds until its earliest is due."""
+
+    def lock_limits(self, connection: sa.Connection, types: Sequence[str]) -> None:  # noqa: B027 - a single writer needs no lock
+        """Hold until the end of the transaction the right to claim tasks of these cluster-limited types."""
+
+    def wake(self, connection: sa.Connection) -> None:  # noqa: B027 - without notifications the poll does the work
+        """Wake sleeping workers when the transaction commits."""

@@ -1,0 +1,251 @@
+"""PostgreSQL, the reference: one statement per verb, written by hand where its plan matters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+from ...domain.task import Claimed, NewTask
+from ..tables import Names
+from .base import KEY_WAIT, Dialect, KeyHeld
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_SERIALIZATION_FAILURE = "40001"
+_INSERT_CHUNK = 2000
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL 14 and later, by psycopg 3."""
+
+    name: ClassVar[str] = "postgresql"
+    can_notify: ClassVar[bool] = True
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(names)
+        columns = "(type, payload, priority, idempotency_key, max_attempts, available_at, trace_context)"
+        skip_existing = "ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+        self._insert = (
+            f"INSERT INTO {self.task} {columns} VALUES (%s, %s::jsonb, %s, %s, %s,"
+            " coalesce(%s::timestamptz, statement_timestamp() + make_interval(secs => %s)), %s::jsonb)"
+        )
+        self._insert_new = f"{self._insert} RETURNING id"
+        self._insert_keyed = f"{self._insert} {skip_existing} RETURNING id"
+        # Ordered, since PostgreSQL promises that INSERT ... SELECT ... ORDER BY hands out the ids in that order.
+        self._insert_rows = (
+            f"INSERT INTO {self.task} {columns} SELECT type, payload::jsonb, priority, key, max_attempts,"
+            " coalesce(at, statement_timestamp() + make_interval(secs => delay)), trace::jsonb"
+            " FROM unnest(%s::text[], %s::text[], %s::int[], %s::text[], %s::int[], %s::timestamptz[], %s::float8[], %s::text[])"
+            " WITH ORDINALITY AS row (type, payload, priority, key, max_attempts, at, delay, trace, place) ORDER BY place"
+        )
+        self._insert_rows_new = f"{self._insert_rows} RETURNING id, NULL"
+        self._insert_rows_keyed = f"{self._insert_rows} {skip_existing} RETURNING id, idempotency_key"
+        self._claims: dict[int, str] = {}
+
+    @staticmethod
+    def sqlalchemy_dialect() -> sa.Dialect:
+        return PGDialect_psycopg()
+
+    # --- enqueue ------------------------------------------------------------------------------------------------------
+
+    def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
+        if new.idempotency_key is None:
+            created: int = connection.exec_driver_sql(self._insert_new, _row(new)).scalar_one()
+            return created
+        with _bounded_key_wait(connection):
+            existing: int | None = connection.exec_driver_sql(self._insert_keyed, _row(new)).scalar()
+        return existing
+
+    def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
+        ids: list[int | None] = [None] * len(news)
+        plain = [i for i, new in enumerate(news) if new.idempotency_key is None]
+        # In the order of the keys, so that two callers with the same keys can not deadlock.
+        keyed = sorted((i for i, new in enumerate(news) if new.idempotency_key is not None), key=lambda i: news[i].idempotency_key or "")
+        for chunk in _chunks(plain):
+            rows = self._insert_chunk(connection, self._insert_rows_new, [news[i] for i in chunk])
+            for i, (task_id, _) in zip(chunk, sorted(rows), strict=True):
+                ids[i] = task_id
+        if keyed:
+            with _bounded_key_wait(connection):
+                for chunk in _chunks(keyed):
+                    rows = self._insert_chunk(connection, self._insert_rows_keyed, [news[i] for i in chunk])
+                    created = {key: task_id for task_id, key in rows}
+                    for i in chunk:
+                        ids[i] = created.pop(news[i].idempotency_key, None)
+        return ids
+
+    @staticmethod
+    def _insert_chunk(connection: sa.Connection, statement: str, news: list[NewTask]) -> list[tuple[int, str | None]]:
+        columns = tuple(list(column) for column in zip(*map(_row, news), strict=True))
+        return [(row[0], row[1]) for row in connection.exec_driver_sql(statement, columns)]
+
+    # --- claim and complete -------------------------------------------------------------------------------------------
+
+    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+        parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most}
+        rows = connection.exec_driver_sql(self._claim_statement(most), parameters).all()
+        claimed = [Claimed(*row) for row in rows]
+        claimed.sort(key=lambda task: (-task.priority, task.available_at, task.id))
+        return claimed
+
+    def _claim_statement(self, most: int) -> str:
+        ceiling = 1 << (most - 1).bit_length()
+        statement = self._claims.get(ceiling)
+        if statement is None:
+            statement = self._claims[ceiling] = _CLAIM.format(task=self.task, node=self.node, type=self.type, ceiling=ceiling)
+        return statement
+
+    def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
+        # Locked in the order of the ids, so that two statements over the same rows can not deadlock.
+        statement = (
+            f"WITH done AS MATERIALIZED (SELECT t.id, d.result FROM {self.task} t"
+            " JOIN unnest(%s::bigint[], %s::bigint[], %s::text[]) AS d (id, claims, result) ON t.id = d.id"
+            " WHERE t.status = 'RUNNING' AND t.claims = d.claims AND t.cancel_requested_at IS NULL ORDER BY t.id FOR NO KEY UPDATE OF t)"
+            f" UPDATE {self.task} AS t SET status = 'SUCCEEDED', finished_at = statement_timestamp(),"
+            " updated_at = statement_timestamp(), result = done.result::jsonb FROM done WHERE t.id = done.id RETURNING t.id"
+        )
+        ids, claims, results = zip(*done, strict=True)
+        return set(connection.exec_driver_sql(statement, (list(ids), list(claims), list(results))).scalars())
+
+    # --- looking ahead ------------------------------------------------------------------------------------------------
+
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
+        return self._due(connection, "SELECT unnest(%(types)s::text[])", {"types": list(types)})
+
+    def pending_types(self, connection: sa.Connection) -> dict[str, float]:
+        first = f"(SELECT type FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {{more}} ORDER BY type LIMIT 1)"
+        known = (
+            f"SELECT type FROM (WITH RECURSIVE known (type) AS (SELECT {first.format(more='')} UNION ALL"
+            f" SELECT {first.format(more='AND type > known.type')} FROM known WHERE known.type IS NOT NULL)"
+            " SELECT type FROM known WHERE type IS NOT NULL) k"
+        )
+        return self._due(connection, known, {})
+
+    def _due(self, connection: sa.Connection, types: str, parameters: dict[str, Any]) -> dict[str, float]:
+        statement = _DUE.format(task=self.task, types=types)
+        return {task_type: float(wait) for task_type, wait in connection.exec_driver_sql(statement, parameters)}
+
+    # --- locks and wake-ups -------------------------------------------------------------------------------------------
+
+    def lock_limits(self, connection: sa.Connection, types: Sequence[str]) -> None:
+        # One order for everybody: two claims that want the same two types must not wait for each other.
+        for key in sorted(self._lock_key("limit", task_type) for task_type in types):
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (key,))
+
+    def wake(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql("SELECT pg_notify(%s, '')", (self.tables.names.channel,))
+
+    def _lock_key(self, *what: str) -> int:
+        names = self.tables.names
+        text = "\0".join((names.schema or "", names.prefix, names.task, *what))
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+@contextmanager
+def _bounded_key_wait(connection: sa.Connection) -> Iterator[None]:
+    """Run in a savepoint, with a bounded wait for locks that is put back as it was."""
+    savepoint = connection.begin_nested()
+    try:
+        # A wait that the host has set for itself stays in force.
+        unbounded = connection.exec_driver_sql(
+            "SELECT CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END",
+            (f"{int(KEY_WAIT * 1000)}ms",),
+        ).scalar()
+        yield
+        if unbounded is not None:
+            connection.exec_driver_sql("SELECT set_config('lock_timeout', '0', true)")
+    except sa.exc.DBAPIError as error:
+        savepoint.rollback()
+        state = getattr(error.orig, "sqlstate", None)
+        if state == _LOCK_NOT_AVAILABLE:
+            reason = f"another open transaction holds it for more than {KEY_WAIT:g} s: try again once that has ended"
+            raise KeyHeld(reason) from error
+        if state == _SERIALIZATION_FAILURE:
+            reason = "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again"
+            raise KeyHeld(reason) from error
+        raise
+    except BaseException:
+        savepoint.rollback()
+        raise
+    savepoint.commit()
+
+
+def _row(new: NewTask) -> tuple[Any, ...]:
+    return (
+        new.type,
+        new.payload,
+        new.priority,
+        new.idempotency_key,
+        new.max_attempts,
+        new.available_at,
+        new.delay or 0.0,
+        new.trace_context,
+    )
+
+
+def _chunks(places: list[int]) -> Iterator[list[int]]:
+    for start in range(0, len(places), _INSERT_CHUNK):
+        yield places[start : start + _INSERT_CHUNK]
+
+
+# Walks the index from the highest priority down, one probe per type and priority, and stops as soon as it has enough:
+# neither future rows of a high priority nor a backlog of a type that is left out cost anything. `step` is evaluated
+# lazily, and rows are locked only as they are taken. Materialised, so that no plan can run the locking part twice.
+# The limits written as numbers are for the planner: without them it expects a tenth of the table and compiles (JIT) first.
+_CLAIM = """
+WITH RECURSIVE alive AS MATERIALIZED (
+  SELECT id FROM {node} WHERE id = %(node)s AND expired_at IS NULL FOR KEY SHARE
+), lane AS MATERIALIZED (
+  SELECT w.type, w.room FROM unnest(%(types)s::text[], %(rooms)s::int[]) AS w (type, room)
+  WHERE EXISTS (SELECT FROM alive)
+    AND NOT EXISTS (SELECT FROM {type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)
+), step (priority) AS (
+  SELECT (SELECT max(h.priority) FROM lane CROSS JOIN LATERAL (
+    SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
+    ORDER BY t.priority DESC LIMIT 1) h)
+  UNION ALL
+  SELECT (SELECT max(h.priority) FROM lane CROSS JOIN LATERAL (
+    SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
+      AND t.priority < step.priority
+    ORDER BY t.priority DESC LIMIT 1) h)
+  FROM step WHERE step.priority IS NOT NULL
+), picked AS MATERIALIZED (
+  SELECT r.id, r.room, row_number() OVER (PARTITION BY r.type) AS place FROM (
+    SELECT d.id, d.type, d.room FROM step CROSS JOIN LATERAL (
+      SELECT c.id, lane.type, lane.room FROM lane CROSS JOIN LATERAL (
+        SELECT f.id, f.available_at FROM (
+          SELECT t.id, t.available_at FROM {task} t
+          WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type AND t.priority = step.priority
+            AND t.available_at <= statement_timestamp()
+          ORDER BY t.available_at, t.id LIMIT least(lane.room, %(most)s) FOR UPDATE SKIP LOCKED) f
+        LIMIT {ceiling}) c
+      ORDER BY c.available_at, c.id LIMIT {ceiling}) d
+    LIMIT {ceiling}) r
+  LIMIT %(most)s
+)
+UPDATE {task} AS t SET status = 'RUNNING', attempts = t.attempts + 1, claims = t.claims + 1, claimed_by = %(node)s,
+  claimed_at = statement_timestamp(), updated_at = statement_timestamp()
+FROM picked WHERE t.id = picked.id AND picked.place <= picked.room
+RETURNING t.id, t.type, t.payload, t.priority, t.attempts, t.max_attempts, t.available_at, t.created_at, t.claimed_at, t.claims,
+  t.idempotency_key, t.trace_context
+"""
+
+# One probe per type and priority, as in the claim.
+_DUE = """
+WITH RECURSIVE known (type) AS MATERIALIZED ({types}), lane (type, priority) AS (
+  SELECT known.type, (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
+    AND t.type = known.type ORDER BY t.priority DESC LIMIT 1) FROM known
+  UNION ALL
+  SELECT lane.type, (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
+    AND t.type = lane.type AND t.priority < lane.priority ORDER BY t.priority DESC LIMIT 1)
+  FROM lane WHERE lane.priority IS NOT NULL
+)
+SELECT lane.type, EXTRACT(epoch FROM min(first.available_at) - statement_timestamp())
+FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
+  AND t.type = lane.type AND t.priority = lane.priority ORDER BY t.available_at LIMIT 1) first
+GROUP BY lane.type
+"""

@@ -1,0 +1,144 @@
+"""SQLite, the embedded default: one writer at a time, so every claim is one statement, the first of its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
+
+from ...domain.task import Claimed, NewTask
+from ..tables import Names
+from ..types import JsonText, UtcDateTime
+from .base import Dialect, KeyHeld
+
+_NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
+_INSERT_CHUNK = 500
+_MOST_ARMS = 400
+"""SQLite takes at most 500 selects in a compound."""
+
+
+class SQLite(Dialect):
+    """SQLite 3.35 and later, in a file."""
+
+    name: ClassVar[str] = "sqlite"
+    needs_single_writer: ClassVar[bool] = True
+    isolation_level: ClassVar[str | None] = None
+
+    def __init__(self, names: Names) -> None:
+        super().__init__(names)
+        self._dialect = self.sqlalchemy_dialect()
+        self._columns = "(type, payload, priority, idempotency_key, max_attempts, available_at, trace_context)"
+        self._values = f"(?, ?, ?, ?, ?, coalesce(?, strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', ?)), {_NOW}), ?)"
+        self._skip_existing = "ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
+
+    @staticmethod
+    def sqlalchemy_dialect() -> sa.Dialect:
+        return SQLiteDialect_pysqlite()
+
+    # --- enqueue ------------------------------------------------------------------------------------------------------
+
+    def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
+        return self.insert_many(connection, [new])[0]
+
+    def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
+        ids: list[int | None] = [None] * len(news)
+        plain = [i for i, new in enumerate(news) if new.idempotency_key is None]
+        for start in range(0, len(plain), _INSERT_CHUNK):
+            chunk = plain[start : start + _INSERT_CHUNK]
+            created = self._insert(connection, [news[i] for i in chunk])
+            for i, task_id in zip(chunk, created, strict=True):
+                ids[i] = task_id
+        for i in range(len(news)):
+            if news[i].idempotency_key is not None:
+                ids[i] = self._insert_keyed(connection, news[i])
+        return ids
+
+    def _insert(self, connection: sa.Connection, news: list[NewTask]) -> list[int]:
+        values = ", ".join([self._values] * len(news))
+        statement = f"INSERT INTO {self.task} {self._columns} VALUES {values} RETURNING id"
+        parameters = tuple(value for new in news for value in self._row(new))
+        return sorted(connection.exec_driver_sql(statement, parameters).scalars())
+
+    def _insert_keyed(self, connection: sa.Connection, new: NewTask) -> int | None:
+        statement = f"INSERT INTO {self.task} {self._columns} VALUES {self._values} {self._skip_existing} RETURNING id"
+        try:
+            created: int | None = connection.exec_driver_sql(statement, self._row(new)).scalar()
+        except sa.exc.OperationalError as error:
+            if "locked" not in str(error.orig):
+                raise
+            raise KeyHeld("another transaction is writing to the database: try again once that has ended") from error
+        return created
+
+    def _row(self, new: NewTask) -> tuple[Any, ...]:
+        available_at = _TIME.process_bind_param(new.available_at, self._dialect)
+        return (new.type, new.payload, new.priority, new.idempotency_key, new.max_attempts, available_at, new.delay, new.trace_context)
+
+    # --- claim and complete -------------------------------------------------------------------------------------------
+
+    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+        arms, parameters = self._arms(rooms, most)
+        statement = (
+            f"UPDATE {self.task} SET status = 'RUNNING', attempts = attempts + 1, claims = claims + 1, claimed_by = ?,"
+            f" claimed_at = {_NOW}, updated_at = {_NOW} WHERE id IN (SELECT id FROM ({arms})"
+            f" WHERE EXISTS (SELECT 1 FROM {self.node} WHERE id = ? AND expired_at IS NULL)"
+            " ORDER BY priority DESC, available_at, id LIMIT ?)"
+            " RETURNING id, type, payload, priority, attempts, max_attempts, available_at, created_at, claimed_at, claims,"
+            " idempotency_key, trace_context"
+        )
+        rows = connection.exec_driver_sql(statement, (node, *parameters, node, most)).all()
+        claimed = [self._claimed(row) for row in rows]
+        claimed.sort(key=lambda task: (-task.priority, task.available_at, task.id))
+        return claimed
+
+    def _arms(self, rooms: Mapping[str, int], most: int) -> tuple[str, list[Any]]:
+        """Return one select per type: a type's own slice of the index, so that no type's backlog is sorted or walked."""
+        arm = (
+            f"SELECT * FROM (SELECT id, priority, available_at FROM {self.task}"
+            " WHERE status = 'PENDING' AND finished_at IS NULL AND type = ?"
+            f" AND available_at <= {_NOW}"
+            f" AND NOT EXISTS (SELECT 1 FROM {self.type} p WHERE p.type IN (?, '*') AND p.paused_at IS NOT NULL)"
+            " ORDER BY priority DESC, available_at, id LIMIT ?)"
+        )
+        chosen = list(rooms.items())[:_MOST_ARMS]
+        parameters = [value for task_type, room in chosen for value in (task_type, task_type, min(room, most))]
+        return " UNION ALL ".join([arm] * len(chosen)), parameters
+
+    def _claimed(self, row: Sequence[Any]) -> Claimed:
+        payload, trace = (_JSON.process_result_value(row[i], self._dialect) for i in (2, 11))
+        available_at, created_at, claimed_at = (self._time(row[i]) for i in (6, 7, 8))
+        return Claimed(row[0], row[1], payload, *row[3:6], available_at, created_at, claimed_at, row[9], row[10], trace)
+
+    def _time(self, text: str) -> datetime:
+        moment = _TIME.process_result_value(text, self._dialect)
+        assert moment is not None
+        return moment
+
+    def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
+        statement = (
+            f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = {_NOW}, updated_at = {_NOW}, result = ?"
+            " WHERE id = ? AND claims = ? AND status = 'RUNNING' AND cancel_requested_at IS NULL"
+        )
+        return {i for i, claims, result in done if connection.exec_driver_sql(statement, (result, i, claims)).rowcount == 1}
+
+    # --- looking ahead ------------------------------------------------------------------------------------------------
+
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
+        marks = ", ".join("?" * len(types))
+        return self._due(connection, f"AND type IN ({marks})", tuple(types))
+
+    def pending_types(self, connection: sa.Connection) -> dict[str, float]:
+        return self._due(connection, "", ())
+
+    def _due(self, connection: sa.Connection, condition: str, parameters: tuple[str, ...]) -> dict[str, float]:
+        statement = (
+            "SELECT type, (julianday(min(available_at)) - julianday('now')) * 86400.0"
+            f" FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {condition} GROUP BY type"
+        )
+        return {task_type: wait for task_type, wait in connection.exec_driver_sql(statement, parameters)}
+
+
+_TIME = UtcDateTime()
+_JSON = JsonText()

@@ -1,0 +1,98 @@
+"""Statements on nodes and on leases for work that one node at a time may do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from .clock import db_after, db_now, seconds_since
+from .tables import Tables
+
+
+def register(connection: sa.Connection, tables: Tables, node: Mapping[str, Any]) -> None:
+    """Write the row of a node that begins; it counts as alive from now on."""
+    values = dict(node)
+    values["types"] = json.dumps(sorted(node["types"]))
+    values["limits"] = json.dumps(node["limits"])
+    connection.execute(sa.insert(tables.node).values(**values))
+
+
+def beat(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> set[str]:
+    """Extend the leases of nodes; return those that still had one. An expired node can not come back."""
+    n = tables.node.c
+    connection.execute(sa.update(tables.node).where(n.id.in_(nodes), n.expired_at.is_(None)).values(heartbeat_at=db_now()))
+    return set(connection.execute(sa.select(n.id).where(n.id.in_(nodes), n.expired_at.is_(None))).scalars())
+
+
+def expire(connection: sa.Connection, tables: Tables, node: str, lease: float | None) -> bool:
+    """Mark a node as expired if it has been silent for longer than the lease, or at once without one.
+
+    Returns:
+        Whether its tasks may be taken: it is expired now, or has no row. A node whose row another transaction
+        holds is claiming or beating at this moment, so it is left alone.
+    """
+    n = tables.node.c
+    statement = sa.select(n.expired_at, seconds_since(n.heartbeat_at)).where(n.id == node)
+    locked = connection.execute(statement.with_for_update(skip_locked=True)).one_or_none()
+    if locked is None:
+        return connection.execute(statement).one_or_none() is None
+    expired_at, silent = locked
+    if expired_at is not None:
+        return True
+    if lease is not None and silent <= lease:
+        return False
+    connection.execute(sa.update(tables.node).where(n.id == node).values(expired_at=db_now()))
+    return True
+
+
+def remove(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> None:
+    """Remove nodes that have ended and run nothing any more."""
+    connection.execute(sa.delete(tables.node).where(tables.node.c.id.in_(nodes)))
+
+
+def forget_expired(connection: sa.Connection, tables: Tables, older_than: float) -> int:
+    """Remove the names of nodes that have been silent for longer than so many seconds and run nothing any more."""
+    n, t = tables.node.c, tables.task.c
+    runs = sa.select(t.id).where(t.status == sa.literal_column("'RUNNING'"), t.finished_at.is_(None), t.claimed_by == n.id).exists()
+    return connection.execute(sa.delete(tables.node).where(seconds_since(n.heartbeat_at) > older_than, ~runs)).rowcount
+
+
+def alive(connection: sa.Connection, tables: Tables, lease: float) -> list[Mapping[str, Any]]:
+    """Read the nodes that hold their lease, with the types and cluster-wide limits of each."""
+    n = tables.node.c
+    statement = sa.select(tables.node).where(n.expired_at.is_(None), seconds_since(n.heartbeat_at) <= lease).order_by(n.id)
+    return [dict(row._mapping) for row in connection.execute(statement)]
+
+
+def cluster_limits(connection: sa.Connection, tables: Tables) -> dict[str, int]:
+    """Read the cluster-wide limits in force: of nodes that differ, the stricter holds."""
+    strictest: dict[str, int] = {}
+    for limits in connection.execute(sa.select(tables.node.c.limits).where(tables.node.c.expired_at.is_(None))).scalars():
+        for task_type, limit in limits.items():
+            strictest[task_type] = min(limit, strictest.get(task_type, limit))
+    return strictest
+
+
+def take_lease(connection: sa.Connection, tables: Tables, name: str, node: str, duration: float) -> bool:
+    """Take or extend the right to do the named work for ``duration`` seconds; false while another node has it."""
+    lease = tables.lease.c
+    free = sa.or_(lease.node == node, lease.node.is_(None), seconds_since(lease.expires_at) >= 0)
+    taken = sa.update(tables.lease).where(lease.name == name, free).values(node=node, expires_at=db_after(duration))
+    if connection.execute(taken).rowcount == 1:
+        return True
+    missing = ~sa.select(lease.name).where(lease.name == name).exists()
+    row = sa.select(sa.literal(name, lease.name.type), sa.literal(node, lease.node.type), db_after(duration)).where(missing)
+    try:
+        with connection.begin_nested():
+            return connection.execute(sa.insert(tables.lease).from_select(["name", "node", "expires_at"], row)).rowcount == 1
+    except sa.exc.IntegrityError:
+        return False  # another node wrote the same name in between, and has the lease
+
+
+def give_back_lease(connection: sa.Connection, tables: Tables, name: str, node: str) -> None:
+    """Let go of the named work."""
+    lease = tables.lease.c
+    connection.execute(sa.update(tables.lease).where(lease.name == name, lease.node == node).values(node=None, expires_at=db_now()))
