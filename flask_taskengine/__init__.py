@@ -1,0 +1,1 @@
+"""Durable tasks in a Flask application's own database."""

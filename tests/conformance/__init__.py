@@ -1,0 +1,1 @@
+"""One suite, run on every database: tests ask for `database_url`."""

@@ -1,0 +1,1 @@
+"""Behaviour of real worker processes, named like the feature list."""

@@ -1,0 +1,1 @@
+"""What only PostgreSQL has: LISTEN, plans, storage, several isolation levels."""

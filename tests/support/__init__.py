@@ -1,0 +1,1 @@
+"""What the tests stand on: servers, databases, hosts, worker processes and the one way to wait."""

@@ -1,0 +1,1 @@
+"""Behaviour that needs no database."""
