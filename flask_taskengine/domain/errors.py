@@ -18,6 +18,10 @@ class ConfigError(TaskEngineError):
         super().__init__("\n".join(self.faults))
 
 
+class InvalidArgument(TaskEngineError, ValueError):
+    """An argument of a verb is wrong; nothing was written."""
+
+
 class PayloadError(TaskEngineError):
     """A payload can not be written or read; ``faults`` maps the path of each fault to what is wrong there."""
 

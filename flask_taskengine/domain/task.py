@@ -71,10 +71,11 @@ class Enqueued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTask:
-    """What is to be written for one task; ``payload`` is JSON text."""
+    """What is to be written for one task."""
 
     type: str
-    payload: str | None
+    payload: Any
+    """What the caller gave, until the codec has made JSON text of it."""
     priority: int = 0
     idempotency_key: str | None = None
     max_attempts: int | None = None

@@ -39,13 +39,11 @@ def expire(connection: sa.Connection, tables: Tables, node: str, lease: float | 
     locked = connection.execute(statement.with_for_update(skip_locked=True)).one_or_none()
     if locked is None:
         return connection.execute(statement).one_or_none() is None
-    expired_at, silent = locked
-    if expired_at is not None:
+    if locked[0] is not None:
         return True
-    if lease is not None and silent <= lease:
-        return False
-    connection.execute(sa.update(tables.node).where(n.id == node).values(expired_at=db_now()))
-    return True
+    silent = [] if lease is None else [seconds_since(n.heartbeat_at) > lease]
+    statement_expire = sa.update(tables.node).where(n.id == node, n.expired_at.is_(None), *silent).values(expired_at=db_now())
+    return connection.execute(statement_expire).rowcount == 1
 
 
 def remove(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
@@ -27,8 +27,8 @@ class Dialect(ABC):
     """Whether the database can wake a sleeping worker."""
     needs_single_writer: ClassVar[bool] = False
     """Whether one writer at a time is all that the database allows."""
-    isolation_level: ClassVar[str | None] = "READ COMMITTED"
-    """What the engine's own transactions run in, whatever the host has set."""
+    begin: ClassVar[str]
+    """Begins one of the engine's own transactions, whatever isolation the host has set."""
 
     def __init__(self, names: Names) -> None:
         self.tables = Tables(names)
@@ -79,6 +79,10 @@ class Dialect(ABC):
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         """Return every type with PENDING tasks and the seconds until its earliest is due."""
+
+    def sever(self, driver: Any) -> None:
+        """End the statement that a driver connection is in, from another thread, even where the network is gone."""
+        driver.close()
 
     def lock_limits(self, connection: sa.Connection, types: Sequence[str]) -> None:  # noqa: B027 - a single writer needs no lock
         """Hold until the end of the transaction the right to claim tasks of these cluster-limited types."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, ClassVar
 
@@ -24,6 +26,7 @@ class PostgreSQL(Dialect):
 
     name: ClassVar[str] = "postgresql"
     can_notify: ClassVar[bool] = True
+    begin: ClassVar[str] = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def __init__(self, names: Names) -> None:
         super().__init__(names)
@@ -138,6 +141,11 @@ class PostgreSQL(Dialect):
 
     def wake(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql("SELECT pg_notify(%s, '')", (self.tables.names.channel,))
+
+    def sever(self, driver: Any) -> None:
+        # Not close(): that would free the socket under the thread which waits on it.
+        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
 
     def _lock_key(self, *what: str) -> int:
         names = self.tables.names

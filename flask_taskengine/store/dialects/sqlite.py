@@ -25,7 +25,7 @@ class SQLite(Dialect):
 
     name: ClassVar[str] = "sqlite"
     needs_single_writer: ClassVar[bool] = True
-    isolation_level: ClassVar[str | None] = None
+    begin: ClassVar[str] = "BEGIN IMMEDIATE"
 
     def __init__(self, names: Names) -> None:
         super().__init__(names)
@@ -122,6 +122,9 @@ class SQLite(Dialect):
             " WHERE id = ? AND claims = ? AND status = 'RUNNING' AND cancel_requested_at IS NULL"
         )
         return {i for i, claims, result in done if connection.exec_driver_sql(statement, (result, i, claims)).rowcount == 1}
+
+    def sever(self, driver: Any) -> None:
+        driver.interrupt()
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,316 @@
+"""The Flask extension: wiring, and the verbs an app calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from types import EllipsisType
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from flask import Flask, current_app, has_app_context
+from flask_sqlalchemy import SQLAlchemy
+from sqlalchemy.orm import Session, scoped_session
+
+from .domain.durations import seconds
+from .domain.errors import InvalidArgument
+from .domain.limits import Limits
+from .domain.retry import RetryPolicy
+from .domain.states import TaskStatus
+from .domain.task import Enqueued, NewTask, Task
+from .engine import enqueue as enqueueing
+from .engine import manage, outbox
+from .engine.payload import plain_codec
+from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
+from .engine.registry import Registry
+from .runtime.host import Host
+from .settings import Settings
+from .signals import emit, task_enqueued
+from .store import migrations, tasks
+from .store.dialects.base import Dialect
+
+F = TypeVar("F", bound=Callable[..., Any])
+Where = scoped_session[Any] | Session | sa.Connection
+
+_MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
+
+
+class TaskEngine:
+    """Durable tasks in the app's own database.
+
+    Every verb works on ``db.session``, or on the Session or Connection given as ``session=``, inside the caller's
+    transaction. None of them commits, retries or opens a connection of its own.
+
+    Args:
+        app: the app, or None and ``init_app`` later.
+        db: the Flask-SQLAlchemy extension; by default the one that is set up for the app.
+        executor_factory: makes the pool in which a worker runs handlers, given the number of slots; anything with the
+            ``submit`` and ``shutdown`` of ``concurrent.futures.Executor``.
+
+    Example:
+        >>> engine = TaskEngine(app)
+        >>> @engine.task("email.send")
+        ... def send_email(payload): ...
+        >>> engine.enqueue("email.send", {"to": "a@example.org"}).created
+        True
+    """
+
+    def __init__(
+        self, app: Flask | None = None, db: SQLAlchemy | None = None, *, executor_factory: Callable[[int], Any] | None = None
+    ) -> None:
+        self.registry = Registry()
+        self.executor_factory = executor_factory
+        self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
+        if app is not None:
+            self.init_app(app, db)
+
+    def init_app(self, app: Flask, db: SQLAlchemy | None = None) -> None:
+        """Bind to an app and check its settings. Never connects to a database.
+
+        Raises:
+            ConfigError: the settings are wrong; every fault is listed.
+        """
+        settings = Settings.from_config(app.config)
+        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self)
+        self._hosts[app] = host
+        app.extensions["taskengine"] = self
+        migrations.hide_from_autogenerate(host.names)
+        app.teardown_appcontext(self._forgive_errors)
+
+    # --- processors ---------------------------------------------------------------------------------------------------
+
+    def task(
+        self,
+        task_type: str,
+        *,
+        schema: Any = None,
+        retry: RetryPolicy | None = None,
+        timeout: timedelta | float | str | None | EllipsisType = ...,
+        limits: Limits | None = None,
+        isolation: Literal["thread", "process"] = "thread",
+        store_result: bool = False,
+    ) -> Callable[[F], F]:
+        """Make a function the processor of a task type; it stays callable and gets an ``enqueue``.
+
+        Args:
+            task_type: the key under which tasks are enqueued.
+            schema: a marshmallow Schema for the payload; by default the annotation of the payload decides.
+            retry: what differs from ``TASKENGINE_DEFAULT_RETRY``.
+            timeout: a duration; None for no timeout, by default ``TASKENGINE_DEFAULT_TIMEOUT``.
+            limits: how many run at once.
+            isolation: ``"process"`` runs the handler in a process of its own, which can be killed.
+            store_result: keep what the handler returns in the column ``result``.
+
+        Raises:
+            ConfigError: an option or the handler's signature is wrong.
+            DuplicateTypeError: the type has a processor already.
+        """
+
+        def register(function: F) -> F:
+            processor = processor_from_function(
+                function,
+                task_type,
+                schema=schema,
+                retry=retry,
+                timeout=timeout,
+                limits=limits,
+                isolation=isolation,
+                store_result=store_result,
+            )
+            self.registry.add(processor)
+
+            def enqueue(payload: Any = None, **options: Any) -> Enqueued:
+                return self.enqueue(task_type, payload, **options)
+
+            function.enqueue = enqueue  # type: ignore[attr-defined]
+            return function
+
+        return register
+
+    def register(self, processor: TaskProcessor[Any]) -> None:
+        """Register an instance of a ``TaskProcessor``.
+
+        Raises:
+            ConfigError: one of its options is wrong.
+            DuplicateTypeError: the type has a processor already.
+        """
+        self.registry.add(processor_from_object(processor))
+
+    # --- enqueue ------------------------------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        task_type: str,
+        payload: Any = None,
+        *,
+        priority: int = 0,
+        idempotency_key: str | None = None,
+        max_attempts: int | None = None,
+        session: Where | None = None,
+    ) -> Enqueued:
+        """Write a task in the caller's transaction: it exists exactly when that commits. Never commits.
+
+        Args:
+            task_type: may be one that this app does not process.
+            payload: plain JSON, or what the processor's payload type takes.
+            priority: higher runs first.
+            idempotency_key: while a task with this key exists, no second one is written.
+            max_attempts: instead of the policy's.
+            session: a Session or Connection to use instead of ``db.session``.
+
+        Raises:
+            PayloadError: the payload can not be written; ``faults`` names each place.
+            KeyBusyError: another open transaction holds the key; yours is still usable.
+            InvalidArgument: another argument is wrong.
+        """
+        return self._write(
+            session, NewTask(type=task_type, payload=payload, priority=priority, idempotency_key=idempotency_key, max_attempts=max_attempts)
+        )
+
+    def enqueue_at(self, task_type: str, payload: Any, when: datetime, **options: Any) -> Enqueued:
+        """Write a task that is not due before ``when``, an aware datetime; otherwise like ``enqueue``."""
+        return self._write(options.pop("session", None), NewTask(type=task_type, payload=payload, available_at=when, **_options(options)))
+
+    def enqueue_after(self, task_type: str, payload: Any, delay: timedelta | float | str, **options: Any) -> Enqueued:
+        """Write a task that is due ``delay`` after the database's now; otherwise like ``enqueue``."""
+        try:
+            wait = seconds(delay)
+        except ValueError as error:
+            raise InvalidArgument(f"delay: {error}") from None
+        return self._write(options.pop("session", None), NewTask(type=task_type, payload=payload, delay=wait, **_options(options)))
+
+    def enqueue_many(self, tasks: Iterable[Mapping[str, Any]], *, session: Where | None = None) -> list[Enqueued]:
+        """Write many tasks in few statements, in the caller's transaction; return a result for each, in order. Never commits.
+
+        Args:
+            tasks: mappings with the key ``type`` and, where needed, ``payload``, ``priority``, ``idempotency_key``,
+                ``max_attempts`` and ``available_at``.
+
+        Raises:
+            PayloadError, KeyBusyError, InvalidArgument: as ``enqueue``; none of the tasks is written.
+        """
+        host = self._host()
+        news = [self._prepared(host, _from_mapping(place, task)) for place, task in enumerate(tasks)]
+        if not news:
+            return []
+        target, connection, dialect = self._target(host, session)
+        made = enqueueing.enqueue_many(connection, dialect, news)
+        self._note(target, made, news)
+        return made
+
+    def _write(self, session: Where | None, new: NewTask) -> Enqueued:
+        host = self._host()
+        prepared = self._prepared(host, new)
+        target, connection, dialect = self._target(host, session)
+        made = enqueueing.enqueue(connection, dialect, prepared)
+        self._note(target, [made], [prepared])
+        return made
+
+    def _prepared(self, host: Host, new: NewTask) -> NewTask:
+        processor = self.registry.get(new.type)
+        codec = plain_codec(new.type) if processor is None else processor.codec
+        return enqueueing.prepared(new, codec, host.settings.max_payload)
+
+    def _note(self, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
+        if isinstance(target, Session):
+            created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
+            outbox.note(target, created, self._announce)
+
+    def _announce(self, created: list[tuple[int, str]]) -> None:
+        for task_id, task_type in created:
+            emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+
+    # --- single tasks -------------------------------------------------------------------------------------------------
+
+    def get(self, task_id: int, *, session: Where | None = None) -> Task | None:
+        """Read a task in the caller's transaction; None where there is no such task."""
+        _, connection, dialect = self._target(self._host(), session)
+        return tasks.get(connection, dialect.tables, task_id)
+
+    def retry(self, task_id: int, *, reset_attempts: bool = False, session: Where | None = None) -> None:
+        """Put a DEAD, FAILED or CANCELLED task back to PENDING; an exhausted one runs at least once more. Never commits.
+
+        Raises:
+            TaskNotFound: no such task.
+            TaskStateError: it has another status.
+        """
+        _, connection, dialect = self._target(self._host(), session)
+        manage.retry(connection, dialect.tables, task_id, reset_attempts=reset_attempts)
+
+    def cancel(self, task_id: int, *, session: Where | None = None) -> TaskStatus:
+        """Cancel a task in the caller's transaction; a running one is asked to end and stays RUNNING until it has. Never commits.
+
+        Returns:
+            CANCELLED, or RUNNING where the handler has yet to end.
+
+        Raises:
+            TaskNotFound: no such task.
+            TaskStateError: it has already ended.
+        """
+        _, connection, dialect = self._target(self._host(), session)
+        return manage.cancel(connection, dialect.tables, task_id)
+
+    def delete(self, task_id: int, *, session: Where | None = None) -> None:
+        """Remove a task that is not RUNNING, in the caller's transaction. Never commits.
+
+        Raises:
+            TaskNotFound: no such task.
+            TaskStateError: it is RUNNING.
+        """
+        _, connection, dialect = self._target(self._host(), session)
+        manage.delete(connection, dialect.tables, task_id)
+
+    # --- schema -------------------------------------------------------------------------------------------------------
+
+    def create_all(self) -> None:
+        """Create the tables, indexes and triggers, for apps that call ``db.create_all()``. Commits a transaction of its own."""
+        host = self._host()
+        with host.sql_engine().begin() as connection:
+            migrations.create_all(connection, host.names)
+
+    # --- wiring -------------------------------------------------------------------------------------------------------
+
+    def host(self, app: Flask) -> Host:
+        """Return what the engine knows of an app it is bound to."""
+        return self._hosts[app]
+
+    def _host(self) -> Host:
+        if has_app_context():
+            host = self._hosts.get(current_app._get_current_object())  # type: ignore[attr-defined]
+            if host is not None:
+                return host
+        if len(self._hosts) == 1:
+            return next(iter(self._hosts.values()))
+        raise RuntimeError("no app is bound to this TaskEngine here: call engine.init_app(app) and work inside app.app_context()")
+
+    def _target(self, host: Host, session: Where | None) -> tuple[Session | sa.Connection, sa.Connection, Dialect]:
+        target = host.database().session if session is None else session
+        if isinstance(target, scoped_session):
+            target = target()
+        connection = target if isinstance(target, sa.Connection) else target.connection()
+        return target, connection, host.dialect(connection.dialect.name)
+
+    def _forgive_errors(self, error: BaseException | None) -> None:
+        """An error rolls back on purpose: what was enqueued before it is no forgotten commit."""
+        if error is None:
+            return
+        registry = self._host().database().session.registry
+        if registry.has():
+            outbox.discard(registry())
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(options) - {"priority", "idempotency_key", "max_attempts"}
+    if unknown:
+        raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: give priority, idempotency_key, max_attempts or session")
+    return options
+
+
+def _from_mapping(place: int, task: Mapping[str, Any]) -> NewTask:
+    if "type" not in task:
+        raise InvalidArgument(f"tasks[{place}] has no type")
+    unknown = set(task) - _MANY_KEYS
+    if unknown:
+        raise InvalidArgument(f"tasks[{place}] has unknown keys {', '.join(sorted(unknown))}: give {', '.join(sorted(_MANY_KEYS))}")
+    return NewTask(**{"payload": None, **task})

@@ -1,0 +1,97 @@
+"""The worker's own connections, beside the pool that handlers use."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+
+from ..domain.errors import ConfigError
+from ..store.dialects.base import Dialect
+from .host import Host
+from .watchdog import Watchdog
+
+STATEMENT_DEADLINE = 15.0
+"""Seconds after which an internal statement or transaction is given up and its connection thrown away."""
+
+_logger = logging.getLogger("flask_taskengine")
+
+
+def own_engine(host: Host) -> sa.Engine:
+    """Return an engine that connects as the host's does, with a pool of its own: handlers can not starve the heartbeat."""
+    theirs = host.sql_engine()
+    if theirs.dialect.name == "sqlite" and theirs.url.database in (None, "", ":memory:"):
+        raise ConfigError("the database is in memory, where a worker can not see it: use a file, such as sqlite:///app.db")
+    return sa.Engine(theirs.pool.recreate(), theirs.dialect, theirs.url)
+
+
+class Database:
+    """Where the worker's loops get their connections from."""
+
+    def __init__(self, host: Host, watchdog: Watchdog) -> None:
+        self.host = host
+        self.watchdog = watchdog
+        self.engine = own_engine(host)
+        self.dialect: Dialect = host.dialect(self.engine.dialect.name)
+        self.tables = self.dialect.tables
+
+    def line(self) -> Line:
+        """Return a connection of its own for one loop; it connects at the first use."""
+        return Line(self)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+class Line:
+    """One connection kept open by one loop, replaced after any error. Not for use by two threads."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._connection: sa.Connection | None = None
+
+    @contextmanager
+    def statement(self, deadline: float = STATEMENT_DEADLINE) -> Iterator[sa.Connection]:
+        """Give the connection for single statements that each commit for themselves."""
+        with self._guarded(deadline) as connection:
+            yield connection
+            connection.commit()
+
+    @contextmanager
+    def transaction(self, deadline: float = STATEMENT_DEADLINE) -> Iterator[sa.Connection]:
+        """Give the connection inside a transaction that commits at the end of the block."""
+        with self._guarded(deadline) as connection:
+            connection.exec_driver_sql(self._database.dialect.begin)
+            yield connection
+            connection.commit()
+
+    def close(self) -> None:
+        """Close the connection; the next use opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.invalidate()
+                connection.close()
+            except sa.exc.SQLAlchemyError:
+                _logger.debug("closing a broken connection failed", exc_info=True)
+
+    @contextmanager
+    def _guarded(self, deadline: float) -> Iterator[sa.Connection]:
+        connection = self._connection
+        if connection is None:
+            # Autocommit, so that a single statement is a single round trip; transactions begin by their own words.
+            connection = self._connection = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        driver = connection.connection.driver_connection
+        with self._database.watchdog.limit(deadline, lambda: self._give_up(driver)):
+            try:
+                yield connection
+            except BaseException:
+                self.close()
+                raise
+
+    def _give_up(self, driver: Any) -> None:
+        _logger.warning("an internal statement took longer than %g s and is given up", STATEMENT_DEADLINE)
+        self._database.dialect.sever(driver)
