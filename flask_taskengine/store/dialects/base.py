@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import sqlalchemy as sa
 
@@ -19,14 +19,25 @@ class KeyHeld(Exception):
     """The idempotency key can not be written now; the caller's transaction is still usable."""
 
 
+class Listener(Protocol):
+    """Waits for wake-ups on a connection of its own, which does nothing else."""
+
+    mode: str
+    """How it learns of a wake-up, in a word for the log."""
+
+    def wait(self, timeout: float) -> bool:
+        """Wait for a wake-up, at most ``timeout`` seconds; errors say that the connection is lost."""
+
+    def close(self) -> None:
+        """Close the connection, from any thread; a ``wait`` in another thread ends at once."""
+
+
 class Dialect(ABC):
     """The statements that are written by hand, for one database and one set of tables."""
 
     name: ClassVar[str]
-    can_notify: ClassVar[bool] = False
-    """Whether the database can wake a sleeping worker."""
-    needs_single_writer: ClassVar[bool] = False
-    """Whether one writer at a time is all that the database allows."""
+    wakes_across_network: ClassVar[bool] = False
+    """Whether the database itself can wake a sleeping worker."""
     begin: ClassVar[str]
     """Begins one of the engine's own transactions, whatever isolation the host has set."""
 
@@ -80,9 +91,22 @@ class Dialect(ABC):
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         """Return every type with PENDING tasks and the seconds until its earliest is due."""
 
+    @abstractmethod
+    def cancel_statement(self, driver: Any) -> None:
+        """Cancel the statement that a driver connection is in, from another thread; returns once nothing can be hit by it any more."""
+
+    @abstractmethod
+    def listener(self, engine: sa.Engine, url: str | None) -> Listener:
+        """Open what wakes a sleeping worker.
+
+        Args:
+            engine: makes the connection, unless there is a ``url``.
+            url: the address of the database itself, where the app's leads to a pooler.
+        """
+
+    @abstractmethod
     def sever(self, driver: Any) -> None:
         """End the statement that a driver connection is in, from another thread, even where the network is gone."""
-        driver.close()
 
     def lock_limits(self, connection: sa.Connection, types: Sequence[str]) -> None:  # noqa: B027 - a single writer needs no lock
         """Hold until the end of the transaction the right to claim tasks of these cluster-limited types."""

@@ -9,23 +9,26 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from typing import Any, ClassVar
 
+import psycopg
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask
 from ..tables import Names
-from .base import KEY_WAIT, Dialect, KeyHeld
+from .base import KEY_WAIT, Dialect, KeyHeld, Listener
+from .postgresql_listen import PostgreSQLListener
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _SERIALIZATION_FAILURE = "40001"
 _INSERT_CHUNK = 2000
+_CANCEL_TIMEOUT = 3.0
 
 
 class PostgreSQL(Dialect):
     """PostgreSQL 14 and later, by psycopg 3."""
 
     name: ClassVar[str] = "postgresql"
-    can_notify: ClassVar[bool] = True
+    wakes_across_network: ClassVar[bool] = True
     begin: ClassVar[str] = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def __init__(self, names: Names) -> None:
@@ -141,6 +144,15 @@ class PostgreSQL(Dialect):
 
     def wake(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql("SELECT pg_notify(%s, '')", (self.tables.names.channel,))
+
+    def listener(self, engine: sa.Engine, url: str | None) -> Listener:
+        return PostgreSQLListener(engine, url, self.tables.names.channel)
+
+    def cancel_statement(self, driver: Any) -> None:
+        try:
+            driver.cancel_safe(timeout=_CANCEL_TIMEOUT)
+        except psycopg.Error:
+            self.sever(driver)
 
     def sever(self, driver: Any) -> None:
         # Not close(): that would free the socket under the thread which waits on it.

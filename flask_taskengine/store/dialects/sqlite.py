@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
@@ -12,7 +14,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from ...domain.task import Claimed, NewTask
 from ..tables import Names
 from ..types import JsonText, UtcDateTime
-from .base import Dialect, KeyHeld
+from .base import Dialect, KeyHeld, Listener
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 _INSERT_CHUNK = 500
@@ -24,7 +26,6 @@ class SQLite(Dialect):
     """SQLite 3.35 and later, in a file."""
 
     name: ClassVar[str] = "sqlite"
-    needs_single_writer: ClassVar[bool] = True
     begin: ClassVar[str] = "BEGIN IMMEDIATE"
 
     def __init__(self, names: Names) -> None:
@@ -123,6 +124,12 @@ class SQLite(Dialect):
         )
         return {i for i, claims, result in done if connection.exec_driver_sql(statement, (result, i, claims)).rowcount == 1}
 
+    def listener(self, engine: sa.Engine, url: str | None) -> Listener:
+        return SQLiteListener(engine)
+
+    def cancel_statement(self, driver: Any) -> None:
+        driver.interrupt()
+
     def sever(self, driver: Any) -> None:
         driver.interrupt()
 
@@ -143,5 +150,36 @@ class SQLite(Dialect):
         return {task_type: wait for task_type, wait in connection.exec_driver_sql(statement, parameters)}
 
 
+class SQLiteListener:
+    """Looks at the file's change counter: no statement reads a table, and other processes' commits show at once."""
+
+    mode = "file changes"
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._closed = threading.Event()
+        self._version = self._look()
+
+    def wait(self, timeout: float) -> bool:
+        end = time.monotonic() + timeout
+        while not self._closed.wait(min(_LOOK_EVERY, max(0.0, end - time.monotonic()))):
+            version = self._look()
+            if version != self._version:
+                self._version = version
+                return True
+            if time.monotonic() >= end:
+                return False
+        self._connection.close()
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _look(self) -> int:
+        version: int = self._connection.exec_driver_sql("PRAGMA data_version").scalar_one()
+        return version
+
+
+_LOOK_EVERY = 0.05
 _TIME = UtcDateTime()
 _JSON = JsonText()

@@ -1,0 +1,188 @@
+"""Records how attempts ended: successes grouped into one statement, everything else one by one."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from ..domain.errors import LeaseLostError
+from ..domain.outcome import Ending, Failure, Outcome, Raised, Returned, TimedOut, Verdict, decide
+from ..domain.states import TaskStatus
+from ..domain.task import Claimed
+from ..signals import (
+    emit,
+    task_cancelled,
+    task_dead,
+    task_failed,
+    task_lease_lost,
+    task_requeued,
+    task_retried,
+    task_succeeded,
+    task_timed_out,
+)
+from ..store import tasks
+from .database import Database
+from .loop import Loop
+
+_GROUP = 500
+_SIGNALS = {
+    Verdict.SUCCEEDED: task_succeeded,
+    Verdict.RETRIED: task_retried,
+    Verdict.FAILED: task_failed,
+    Verdict.DEAD: task_dead,
+    Verdict.CANCELLED: task_cancelled,
+    Verdict.SNOOZED: task_requeued,
+    Verdict.RELEASED: task_requeued,
+}
+_logger = logging.getLogger("flask_taskengine")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt whose end is to be recorded."""
+
+    task: Claimed
+    ending: Ending
+    duration: float
+    """Seconds that the handler took."""
+
+
+class Completer:
+    """One thread that writes the ends of attempts; nothing that was given to it is lost while the process lives."""
+
+    def __init__(self, database: Database, node: str) -> None:
+        self._database = database
+        self._host = database.host
+        self.node = node
+        self._line = database.line()
+        self._waiting: deque[Ended] = deque()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._loop = Loop("completer", self._run_once)
+        self._rng = random.Random()
+
+    def start(self) -> None:
+        self._loop.start()
+
+    def stop(self, timeout: float) -> bool:
+        """Record what is waiting, at most for ``timeout`` seconds; return whether all was recorded."""
+        recorded = self._idle.wait(timeout)
+        self._loop.stop(1.0)
+        self._line.close()
+        return recorded
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def put(self, ended: Ended) -> None:
+        self._idle.clear()
+        self._waiting.append(ended)
+        self._loop.wake()
+
+    # --- grouped ------------------------------------------------------------------------------------------------------
+
+    def _run_once(self) -> float | None:
+        while self._waiting:
+            group = [self._waiting[i] for i in range(min(len(self._waiting), _GROUP))]
+            self._record(group)
+            for _ in group:
+                self._waiting.popleft()
+        self._idle.set()
+        if self._waiting:  # put in between
+            self._idle.clear()
+            return 0
+        return None
+
+    def _record(self, group: list[Ended]) -> None:
+        simple = [e for e in group if isinstance(e.ending, Returned)] if self._keeps_succeeded else []
+        succeeded = self._complete(simple) if simple else set()
+        for ended in group:
+            if ended.task.id in succeeded:
+                self.announce(ended, Outcome(Verdict.SUCCEEDED, TaskStatus.SUCCEEDED))
+            else:
+                self.announce(ended, self._settle_surely(ended))
+
+    @property
+    def _keeps_succeeded(self) -> bool:
+        return self._host.settings.retention.succeeded != 0
+
+    def _complete(self, group: list[Ended]) -> set[int]:
+        rows = [(e.task.id, e.task.claims, e.ending.result) for e in group if isinstance(e.ending, Returned)]
+        try:
+            with self._line.transaction() as connection:
+                return self._database.dialect.complete_many(connection, rows)
+        except sa.exc.DBAPIError as error:
+            if error.connection_invalidated or isinstance(error, sa.exc.OperationalError):
+                raise
+            _logger.warning("a group of %d completions was refused, they are recorded one by one: %s", len(group), error.orig)
+            return set()
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
+
+    def _settle_surely(self, ended: Ended) -> Outcome | None:
+        try:
+            with self._line.transaction() as connection:
+                return self.settle(connection, ended)
+        except sa.exc.DataError as error:
+            failure = Failure("DataError", f"the end of this attempt could not be stored: {type(error.orig).__name__}")
+            with self._line.transaction() as connection:
+                return self.settle(connection, replace(ended, ending=Raised(failure)))
+
+    def settle(self, connection: sa.Connection, ended: Ended) -> Outcome | None:
+        """Record the end of one attempt in the caller's transaction; None where the attempt has lost the task.
+
+        The row is asked for a cancel request only where writing without one has failed.
+        """
+        tables, task = self._database.tables, ended.task
+        for cancel_requested in (False, True):
+            outcome = self.decide(task, ended.ending, cancel_requested)
+            if self._write(connection, task, outcome):
+                if outcome.failure is not None:
+                    tasks.record_attempt(connection, tables, task, self.node, outcome.failure)
+                return outcome
+            held = tasks.holding(connection, tables, task.id)
+            if held is None or held[0] != task.claims:
+                return None
+            if held[1] is TaskStatus.SUCCEEDED:
+                # Written before by this attempt, whose connection broke while it committed.
+                return Outcome(Verdict.SUCCEEDED, TaskStatus.SUCCEEDED)
+            if held[1] is not TaskStatus.RUNNING:
+                return outcome if held[1] is outcome.status else None
+        return None
+
+    def decide(self, task: Claimed, ending: Ending, cancel_requested: bool) -> Outcome:
+        """Ask what becomes of the task."""
+        processor = self._host.registry.get(task.type)
+        policy = self._host.settings.retry_policy(task.type, processor.retry if processor else None)
+        return decide(
+            ending,
+            attempts=task.attempts,
+            max_attempts=task.max_attempts,
+            policy=policy,
+            cancel_requested=cancel_requested,
+            rng=self._rng,
+        )
+
+    def _write(self, connection: sa.Connection, task: Claimed, outcome: Outcome) -> bool:
+        if outcome.status is TaskStatus.SUCCEEDED and not self._keeps_succeeded:
+            return tasks.complete_and_delete(connection, self._database.tables, task.id, task.claims)
+        return tasks.finish(connection, self._database.tables, task.id, task.claims, outcome)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def announce(self, ended: Ended, outcome: Outcome | None) -> None:
+        """Say what was recorded, after the commit; None says that the attempt had lost the task."""
+        if isinstance(ended.ending, TimedOut):
+            emit(task_timed_out, self._host.sender, task=ended.task, timeout=ended.ending.timeout, node=self.node)
+        if outcome is None:
+            emit(task_lease_lost, self._host.sender, task=ended.task, node=self.node, error=LeaseLostError(ended.task.id))
+            return
+        emit(_SIGNALS[outcome.verdict], self._host.sender, task=ended.task, outcome=outcome, duration=ended.duration, node=self.node)
+
+

@@ -1,0 +1,266 @@
+"""Runs one claimed task: its own app context, session and transaction, and an end that is always recorded."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..domain.errors import (
+    LeaseLostError,
+    PayloadError,
+    Reject,
+    Retry,
+    Snooze,
+    TaskCancelled,
+    TaskEngineError,
+    TaskInterrupt,
+    TaskTimedOut,
+    WorkerStopping,
+)
+from ..domain.outcome import Ending, Failure, Interrupted, Orphaned, Raised, Rejected, Returned, Snoozed, TimedOut
+from ..domain.task import Claimed
+from ..engine.context import TaskContext, running
+from ..engine.failures import failure_from
+from ..engine.processor import Processor
+from ..signals import emit, task_started
+from .completer import Completer, Ended
+from .database import STATEMENT_DEADLINE, Database
+from .pool import ThreadPool
+from .run import Run, current
+from .sessions import used_session
+from .slots import Slots
+
+ABANDON_AFTER = 1.0
+"""Seconds that an interrupted handler has to end before its thread is given up."""
+CANCEL_GRACE = 2.0
+"""Seconds that a handler has to notice ``context.cancelled`` before it is interrupted."""
+
+_logger = logging.getLogger("flask_taskengine")
+
+
+class _Lost(Exception):
+    """The attempt no longer holds its task: nothing is to be recorded."""
+
+
+class _Unreadable(Exception):
+    """The payload can not be read; the cause says why."""
+
+
+class Executor:
+    """Hands claimed tasks to threads and sees each to its end."""
+
+    def __init__(self, database: Database, completer: Completer, slots: Slots, pool: Any) -> None:
+        self._database = database
+        self._host = database.host
+        self._completer = completer
+        self._slots = slots
+        self._pool = pool
+        self._runs: dict[tuple[int, int], Run] = {}
+        self._lock = threading.Lock()
+        self.abandoned = 0
+
+    # --- start --------------------------------------------------------------------------------------------------------
+
+    def start(self, task: Claimed) -> None:
+        """Run a claimed task in the next free thread."""
+        processor = self._host.registry.get(task.type)
+        timeout = self._host.settings.timeout_for(task.type, processor.timeout if processor else ...)
+        run = Run(self._host, task, self._context(task, processor, timeout))
+        with self._lock:
+            self._runs[task.id, task.claims] = run
+        self._slots.take(task.type)
+        self._pool.submit(self._run, run, processor, timeout)
+
+    def _context(self, task: Claimed, processor: Processor | None, timeout: float | None) -> TaskContext:
+        limit = task.max_attempts
+        if limit is None:
+            limit = self._host.settings.retry_policy(task.type, processor.retry if processor else None).max_attempts
+        return TaskContext(
+            task_id=task.id,
+            type=task.type,
+            attempt=task.attempts,
+            max_attempts=limit,
+            token=task.claims,
+            idempotency_key=task.idempotency_key,
+            enqueued_at=task.created_at,
+            deadline=None if timeout is None else time.monotonic() + timeout,
+        )
+
+    # --- run: one screen of named steps -------------------------------------------------------------------------------
+
+    def _run(self, run: Run, processor: Processor | None, timeout: float | None) -> None:
+        ending: Ending | None
+        run.started = time.monotonic()
+        try:
+            with self._host.app.app_context():
+                ending = self._attempt(run, processor, timeout)
+        except BaseException as error:
+            # The host's own teardown functions failed: the attempt has, too, unless it is committed already.
+            _logger.exception("tearing down the app context of task %d failed", run.task.id)
+            ending = None if run.completing else Raised(failure_from(error))
+        if run.close():
+            self._end(run, ending)
+
+    def _attempt(self, run: Run, processor: Processor | None, timeout: float | None) -> Ending | None:
+        """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
+        tokens = running.set(run.context), current.set(run)
+        try:
+            emit(task_started, self._host.sender, task=run.task, node=self._completer.node)
+            result = self._call(run, processor, timeout)
+            return self._complete_in_session(run, result)
+        except BaseException as error:
+            self._roll_back(run)
+            return self._ending_of(run, error, timeout)
+        finally:
+            running.reset(tokens[0])
+            current.reset(tokens[1])
+
+    def _call(self, run: Run, processor: Processor | None, timeout: float | None) -> Returned:
+        if processor is None:
+            known = ", ".join(self._host.registry.types()) or "none"
+            raise TaskEngineError(f"no live node knows the task type {run.task.type!r}; this node knows: {known}")
+        try:
+            payload = processor.codec.load(run.task.payload)
+        except PayloadError as error:
+            raise _Unreadable from error
+        if timeout is None:
+            returned = run.call(processor.call, payload)
+        else:
+            with self._database.watchdog.limit(timeout, lambda: self._overrun(run, timeout)):
+                returned = run.call(processor.call, payload)
+        if run.interrupted is TaskTimedOut:
+            raise TaskTimedOut
+        return Returned(processor.dump_result(returned) if processor.store_result else None)
+
+    def _complete_in_session(self, run: Run, ending: Returned) -> Ending | None:
+        session = used_session(self._host, run)
+        if session is None:
+            return ending
+        driver = None
+        session.flush()
+        connection = session.connection()
+        driver = connection.connection.driver_connection
+        with self._database.watchdog.limit(STATEMENT_DEADLINE, lambda: self._database.dialect.sever(driver)):
+            ended = Ended(run.task, ending, time.monotonic() - run.started)
+            outcome = None if run.abandoned else self._completer.settle(connection, ended)
+            if outcome is None:
+                raise LeaseLostError(run.task.id)
+            run.completing = True
+            session.commit()
+        self._completer.announce(ended, outcome)
+        return None
+
+    def _roll_back(self, run: Run) -> None:
+        """Leave nothing of a failed attempt in the session; a connection whose statement was cancelled is not used again."""
+        run.completing = False
+        registry = self._host.database().session.registry
+        if not registry.has():
+            return
+        session = registry()
+        try:
+            if run.await_cancel():
+                session.invalidate()
+            else:
+                session.rollback()
+        except Exception:
+            _logger.debug("rolling back task %d failed, its connection is dropped", run.task.id, exc_info=True)
+            session.invalidate()
+
+    # --- end ----------------------------------------------------------------------------------------------------------
+
+    def _ending_of(self, run: Run, error: BaseException, timeout: float | None) -> Ending | None:
+        """Return what an error means for the attempt; None where the attempt has lost its task."""
+        match run.interrupted:
+            case None:
+                pass
+            case reason if reason is TaskTimedOut:
+                return TimedOut(timeout or 0.0, failure_from(error).traceback)
+            case reason if reason in (TaskCancelled, WorkerStopping):
+                return Interrupted()
+            case _:
+                return None
+        match error:
+            case LeaseLostError():
+                emit_lost = Ended(run.task, Interrupted(), time.monotonic() - run.started)
+                self._completer.announce(emit_lost, None)
+                return None
+            case _Unreadable():
+                assert error.__cause__ is not None
+                return Rejected(failure_from(error.__cause__))
+            case Reject():
+                return Rejected(failure_from(error))
+            case Retry():
+                return Raised(failure_from(error), after=error.after)
+            case Snooze():
+                return Snoozed(error.after)
+            case _:
+                return Raised(failure_from(error))
+
+    def _end(self, run: Run, ending: Ending | None) -> None:
+        with self._lock:
+            self._runs.pop((run.task.id, run.task.claims), None)
+        if ending is not None:
+            self._completer.put(Ended(run.task, ending, time.monotonic() - run.started))
+        self._slots.give_back(run.task.type)
+
+    # --- interrupts ---------------------------------------------------------------------------------------------------
+
+    def _overrun(self, run: Run, timeout: float) -> None:
+        self._interrupt(run, TaskTimedOut, TimedOut(timeout))
+
+    def _interrupt(self, run: Run, reason: type[TaskInterrupt], ending: Ending | None) -> None:
+        """End a handler from a thread of its own, since cancelling a statement may block; give the thread up if it stays."""
+
+        def end() -> None:
+            run.interrupt(reason, self._database.dialect.cancel_statement)
+            if not run.ended.wait(ABANDON_AFTER) and run.abandon():
+                self._give_up(run, ending)
+
+        threading.Thread(target=end, name=f"taskengine-interrupt-{run.task.id}", daemon=True).start()
+
+    def _give_up(self, run: Run, ending: Ending | None) -> None:
+        _logger.warning("task %d does not react to %s: its thread is given up and replaced", run.task.id, run.interrupted)
+        self.abandoned += 1
+        if isinstance(self._pool, ThreadPool) and run.ident:
+            self._pool.give_up(run.ident)
+        self._end(run, ending)
+
+    def cancel(self, task_id: int, claims: int) -> None:
+        """Tell a handler that its task is to be cancelled, and interrupt it if it does not end by itself."""
+        run = self._runs.get((task_id, claims))
+        if run is not None and not run.context.cancel_event.is_set():
+            run.context.cancel_event.set()
+            self._database.watchdog.watch(CANCEL_GRACE, lambda: self._interrupt(run, TaskCancelled, Interrupted()))
+
+    def lose(self, keep: Callable[[Claimed], bool] = lambda task: False) -> None:
+        """Tell the handlers of tasks that this node no longer holds."""
+        for run in self.runs():
+            if not keep(run.task):
+                run.context.lease_lost_event.set()
+
+    def stop(self, timeout: float) -> None:
+        """Wait for the handlers, then interrupt the rest; their tasks are released uncounted."""
+        end = time.monotonic() + timeout
+        for run in self.runs():
+            run.ended.wait(max(0.0, end - time.monotonic()))
+        late = self.runs()
+        for run in late:
+            self._interrupt(run, WorkerStopping, Interrupted())
+        for run in late:
+            run.ended.wait(ABANDON_AFTER + 0.5)
+        end = time.monotonic() + 1.0
+        while self._runs and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def runs(self) -> list[Run]:
+        """Return the attempts that this node runs now."""
+        with self._lock:
+            return list(self._runs.values())
+
+    def runs_task(self, task_id: int, claims: int) -> bool:
+        return (task_id, claims) in self._runs
+
+

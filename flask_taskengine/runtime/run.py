@@ -1,0 +1,129 @@
+"""One attempt while it runs: what its thread does, and how another thread may end it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from enum import Enum
+from typing import Any
+
+from ..domain.errors import TaskInterrupt
+from ..domain.task import Claimed
+from ..engine.context import TaskContext
+from .host import Host
+
+current: ContextVar[Run | None] = ContextVar("flask_taskengine_run", default=None)
+"""The run of this thread; None outside of handlers."""
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    HANDLER = "handler"
+    """Only now may another thread raise into it."""
+    ENDING = "ending"
+    ABANDONED = "abandoned"
+    """Its outcome has been recorded for it; whatever it still does is void."""
+
+
+class Run:
+    """One attempt on this node, from the claim to its end."""
+
+    def __init__(self, host: Host, task: Claimed, context: TaskContext) -> None:
+        self.host = host
+        self.task = task
+        self.context = context
+        self.started = time.monotonic()
+        self.committed = False
+        """Whether the handler has committed: the session counts as used even if it is idle again."""
+        self.completing = False
+        self.interrupted: type[TaskInterrupt] | None = None
+        self.ident = 0
+        self.ended = threading.Event()
+        self._lock = threading.Lock()
+        self._phase = Phase.WAITING
+        self._drivers: list[Any] = []
+        self._cancelling = threading.Event()
+        self._cancelling.set()
+
+    @property
+    def abandoned(self) -> bool:
+        return self._phase is Phase.ABANDONED
+
+    # --- by the thread that runs it -----------------------------------------------------------------------------------
+
+    def call(self, handler: Callable[[Any, TaskContext], Any], payload: Any) -> Any:
+        """Call the handler; only in here can an interrupt be raised."""
+        self.ident = threading.get_ident()
+        with self._lock:
+            if self.interrupted is not None:
+                raise self.interrupted
+            self._phase = Phase.HANDLER
+        try:
+            return handler(payload, self.context)
+        finally:
+            self._leave_handler()
+
+    def uses(self, driver: Any) -> None:
+        """Note a driver connection that the handler's session works on."""
+        self._drivers.append(driver)
+
+    def close(self) -> bool:
+        """Say whether the thread may still record the outcome; false once that was done in its stead."""
+        with self._lock:
+            mine = self._phase is not Phase.ABANDONED
+            self._phase = Phase.ENDING if mine else Phase.ABANDONED
+        self.ended.set()
+        return mine
+
+    def await_cancel(self) -> bool:
+        """Wait until no statement is being cancelled any more; return whether one was, so the connection must not be kept."""
+        self._cancelling.wait()
+        return self.interrupted is not None
+
+    def _leave_handler(self) -> None:
+        while True:
+            try:
+                with self._lock:
+                    if self._phase is Phase.HANDLER:
+                        self._phase = Phase.ENDING
+                break
+            except TaskInterrupt:
+                continue
+        if self.interrupted is not None:
+            # One that was raised and not yet delivered must not strike later, in code that is not the handler's.
+            _raise_in(self.ident, None)
+
+    # --- by other threads ---------------------------------------------------------------------------------------------
+
+    def interrupt(self, reason: type[TaskInterrupt], cancel_statement: Callable[[Any], None]) -> None:
+        """End the handler: cancel the statement it waits for, then raise ``reason`` in its thread."""
+        with self._lock:
+            if self._phase not in (Phase.WAITING, Phase.HANDLER) or self.interrupted is not None:
+                return
+            self.interrupted = reason
+            if self._phase is Phase.WAITING:
+                return
+            self._cancelling.clear()
+        try:
+            for driver in tuple(self._drivers):
+                cancel_statement(driver)
+        finally:
+            self._cancelling.set()
+            with self._lock:
+                if self._phase is Phase.HANDLER:
+                    _raise_in(self.ident, reason)
+
+    def abandon(self) -> bool:
+        """Give the thread up, unless the handler has ended; return whether it was given up."""
+        with self._lock:
+            if self._phase not in (Phase.WAITING, Phase.HANDLER):
+                return False
+            self._phase = Phase.ABANDONED
+            return True
+
+
+def _raise_in(ident: int, reason: type[TaskInterrupt] | None) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(reason) if reason is not None else None)
