@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Literal, Protocol, Self
 
 import psutil
 import psycopg
@@ -33,10 +33,9 @@ _SETTINGS: dict[str, str | int] = {
     "unix_socket_directories": "",
     "max_connections": 200,
     "shared_buffers": "64MB",
-    # A crash of the machine may take the data with it; a crash of the server does not.
+    # A crash of the machine may take the data with it. A crash of the server must not, so synchronous_commit stays on.
     "fsync": "off",
     "full_page_writes": "off",
-    "synchronous_commit": "off",
     # Not UTC, and no whole hour away from it: a time that lost its zone shows.
     "timezone": "Asia/Kathmandu",
 }
@@ -47,6 +46,12 @@ StopMode = Literal["smart", "fast", "immediate"]
 
 class NoServerError(Exception):
     """There is no PostgreSQL to test on."""
+
+
+class MakeCluster(Protocol):
+    """What the fixture ``make_cluster`` returns."""
+
+    def __call__(self, **settings: str | int) -> Cluster: ...
 
 
 class Cluster:
