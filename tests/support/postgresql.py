@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -121,13 +122,11 @@ class Cluster:
 
     def pause(self) -> None:
         """Freeze the server and all its sessions: connections stay open, and nothing answers until ``resume``."""
-        for process in self._processes():
-            process.suspend()
+        self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused server go on."""
-        for process in self._processes():
-            process.resume()
+        self._signal_all(signal.SIGCONT)
 
     def remove(self) -> None:
         """Stop the server and delete its data."""
@@ -141,11 +140,14 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _processes(self) -> list[psutil.Process]:
+    def _signal_all(self, number: signal.Signals) -> None:
         if self._process is None or self._process.poll() is not None:
-            return []
+            return
         postmaster = psutil.Process(self._process.pid)
-        return [postmaster, *postmaster.children()]
+        postmaster.send_signal(number)
+        for process in postmaster.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def _usable(self, binaries: Path) -> Path:
         if self._user is None:
