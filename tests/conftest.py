@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from .support.databases import PostgresqlDatabases, SqliteDatabases
-from .support.postgresql import URL_VARIABLE, Cluster, NoServerError, with_driver
+from .support.hosts import Host, MakeApp, close_host, make_host
+from .support.postgresql import URL_VARIABLE, Cluster, MakeCluster, NoServerError, with_driver
+from .support.worker import StartWorker, WorkerProcess
 
 SERVER = pytest.StashKey[str]()
 CLUSTER = pytest.StashKey[Cluster]()
@@ -131,3 +135,53 @@ def empty_database_url(request: pytest.FixtureRequest) -> str:
     """Run the test on every database, each without any table."""
     url: str = request.getfixturevalue(f"empty_{request.param}_url")
     return url
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[MakeCluster]:
+    """Start PostgreSQL servers that a test may stop, crash, pause or configure; half a second each."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | int) -> Cluster:
+            return stack.enter_context(Cluster(**settings))
+
+        yield make
+
+
+# --- hosts and workers -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def make_app() -> Iterator[MakeApp]:
+    """Make hosts on a database; see `Host` and `make_host`.
+
+    Example: ``app, db, engine = make_app(database_url, TASKENGINE_CONCURRENCY=2)``
+    """
+    with ExitStack() as stack:
+
+        def make(url: str, **config: Any) -> Host:
+            host = make_host(url, **config)
+            stack.callback(close_host, host)
+            return host
+
+        yield make
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
+    """Start real workers; what still runs at the end of the test is killed.
+
+    The URL is given as ``FLASK_SQLALCHEMY_DATABASE_URI``, for an app that calls ``app.config.from_prefixed_env()``.
+
+    Example: ``worker = start_worker("tests.functional.shop:create_app", "--drain", url=database_url)``
+    """
+    workers: list[WorkerProcess] = []
+
+    def start(app: str, *options: str, url: str | None = None, env: Mapping[str, str] | None = None) -> WorkerProcess:
+        variables = dict(env or {}) | ({"FLASK_SQLALCHEMY_DATABASE_URI": url} if url else {})
+        workers.append(worker := WorkerProcess(app, *options, log=tmp_path / f"worker-{len(workers) + 1}.log", env=variables))
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.kill()

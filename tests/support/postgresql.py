@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -15,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Literal, Protocol, Self
 
 import psutil
 import psycopg
@@ -33,10 +34,9 @@ _SETTINGS: dict[str, str | int] = {
     "unix_socket_directories": "",
     "max_connections": 200,
     "shared_buffers": "64MB",
-    # A crash of the machine may take the data with it; a crash of the server does not.
+    # A crash of the machine may take the data with it. A crash of the server must not, so synchronous_commit stays on.
     "fsync": "off",
     "full_page_writes": "off",
-    "synchronous_commit": "off",
     # Not UTC, and no whole hour away from it: a time that lost its zone shows.
     "timezone": "Asia/Kathmandu",
 }
@@ -47,6 +47,12 @@ StopMode = Literal["smart", "fast", "immediate"]
 
 class NoServerError(Exception):
     """There is no PostgreSQL to test on."""
+
+
+class MakeCluster(Protocol):
+    """What the fixture ``make_cluster`` returns."""
+
+    def __call__(self, **settings: str | int) -> Cluster: ...
 
 
 class Cluster:
@@ -116,13 +122,11 @@ class Cluster:
 
     def pause(self) -> None:
         """Freeze the server and all its sessions: connections stay open, and nothing answers until ``resume``."""
-        for process in self._processes():
-            process.suspend()
+        self._signal_all(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused server go on."""
-        for process in self._processes():
-            process.resume()
+        self._signal_all(signal.SIGCONT)
 
     def remove(self) -> None:
         """Stop the server and delete its data."""
@@ -136,11 +140,14 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _processes(self) -> list[psutil.Process]:
+    def _signal_all(self, number: signal.Signals) -> None:
         if self._process is None or self._process.poll() is not None:
-            return []
+            return
         postmaster = psutil.Process(self._process.pid)
-        return [postmaster, *postmaster.children()]
+        postmaster.send_signal(number)
+        for process in postmaster.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def _usable(self, binaries: Path) -> Path:
         if self._user is None:
