@@ -2,40 +2,44 @@
 
 from __future__ import annotations
 
-import math
 import re
 from datetime import timedelta
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_TEXT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>ms|s|m|h|d)?")
+from .values import shown
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TEXT = re.compile(r"(?P<number>[+-]?[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>ms|s|min|m|h|d)?")
 
 FORMS = 'a timedelta, seconds as a number, or a text such as "500ms", "30s", "5m", "2h" or "7d"'
 
+LONGEST = 36_500 * 86400.0
+"""A hundred years in seconds: added to now it is a date in every database, and any lock can wait for it."""
+
 
 def seconds(value: timedelta | float | str) -> float:
-    """Convert a duration in any documented form to seconds.
+    """Convert a duration in any documented form to seconds; a number, also one written as text, is seconds.
 
     Raises:
-        ValueError: the value is in none of the forms, is negative, or is not finite.
+        ValueError: the value is in none of the forms, is negative, is not finite, or is longer than 100 years.
     """
+    given: float
     if isinstance(value, timedelta):
-        number = value.total_seconds()
-    elif isinstance(value, bool):
-        raise ValueError(f"{value!r} is no duration: give {FORMS}")
-    elif isinstance(value, (int, float)):
-        number = float(value)
+        given = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        given = value
     elif isinstance(value, str) and (match := _TEXT.fullmatch(value.strip())):
-        number = float(match["number"]) * _UNITS[match["unit"] or "s"]
+        given = float(match["number"]) * _UNITS[match["unit"] or "s"]
     else:
-        raise ValueError(f"{value!r} is no duration: give {FORMS}")
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{value!r} is no duration: it must be finite and not negative")
-    return number
+        raise ValueError(f"{shown(value)} is no duration: give {FORMS}")
+    # Compared before it becomes a float: an integer may be too large for one. NaN compares as false.
+    if not 0 <= given <= LONGEST:
+        raise ValueError(f"{shown(value)} is out of range: give a duration from 0 to 100 years")
+    return float(given)
 
 
 def spoken(number: float) -> str:
-    """Write seconds for a person: ``"30 s"``, ``"5 min"``, ``"2 h"``."""
+    """Write seconds for a person, in a form that ``seconds`` reads: ``"30 s"``, ``"5 min"``, ``"2 h"``."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if number >= size and number % size == 0:
-            return f"{number / size:g} {unit}"
-    return f"{number:g} s"
+            return f"{number / size:.15g} {unit}"
+    return f"{number:.15g} s"

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
+
+from .durations import seconds, spoken
 
 
-class TaskEngineError(Exception):
+def _as_it_was(cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class _Portable:
+    """Copies and pickles an exception without calling its ``__init__``, whose arguments are not those of ``args``."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (type(self), self.args, self.__dict__)  # type: ignore[attr-defined]
+
+
+class TaskEngineError(_Portable, Exception):
     """Root of every error that the engine raises."""
 
 
@@ -73,33 +89,35 @@ class Reject(Exception):
     """Raised by a handler: this task can never succeed. It becomes FAILED at once, without a retry."""
 
 
-class Retry(Exception):
+class Retry(_Portable, Exception):
     """Raised by a handler: the attempt failed and counts; try again ``after`` this delay instead of the policy's backoff.
 
     Args:
         after: seconds, a ``timedelta`` or a text such as ``"5m"``.
         reason: stored as the error of the attempt.
+
+    Raises:
+        ValueError: ``after`` is no duration.
     """
 
     def __init__(self, after: timedelta | float | str, reason: str = "the handler asked for a retry") -> None:
-        from .durations import seconds
-
         self.after = seconds(after)
         super().__init__(reason)
 
 
-class Snooze(Exception):
+class Snooze(_Portable, Exception):
     """Raised by a handler: not yet. The attempt does not count; the task is due again ``after`` this delay.
 
     Args:
         after: seconds, a ``timedelta`` or a text such as ``"5m"``.
+
+    Raises:
+        ValueError: ``after`` is no duration.
     """
 
     def __init__(self, after: timedelta | float | str) -> None:
-        from .durations import seconds
-
         self.after = seconds(after)
-        super().__init__(f"snoozed for {self.after:g} s")
+        super().__init__(f"snoozed for {spoken(self.after)}")
 
 
 class TaskInterrupt(BaseException):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, assert_never
+from typing import assert_never
 
 from .durations import spoken
 from .retry import RetryPolicy
@@ -18,13 +18,10 @@ class Failure:
 
     error_class: str
     message: str
-    traceback: str | None = None
+    traceback: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return f"{self.error_class}: {self.message}" if self.message else self.error_class
-
-
-# --- how an attempt can end -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,7 @@ class TimedOut:
     """The handler overran its timeout (seconds)."""
 
     timeout: float
-    traceback: str | None = None
+    traceback: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +74,6 @@ class Interrupted:
 
 
 Ending = Returned | Raised | Rejected | Snoozed | TimedOut | Orphaned | Interrupted
-
-
-# --- what is written ---------------------------------------------------------------------------------------------------
 
 
 class Verdict(StrEnum):
@@ -105,7 +99,7 @@ class Outcome:
     counted: bool = True
     """False gives the attempt back."""
     failure: Failure | None = None
-    result: Any = None
+    result: str | None = None
     """JSON text."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -11,11 +11,14 @@ from .states import TaskStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One row of the task table; times are aware and in UTC, by the database's clock."""
+    """One row of the task table; times are aware and in UTC, by the database's clock.
+
+    Its ``repr`` leaves out what a payload may carry, so that a log line with a task in it tells no secret.
+    """
 
     id: int
     type: str
-    payload: Any
+    payload: Any = field(repr=False, hash=False)
     status: TaskStatus
     priority: int
     """Higher runs first."""
@@ -36,9 +39,9 @@ class Task:
     finished_at: datetime | None
     """Set exactly when the task has ended."""
     idempotency_key: str | None
-    last_error: str | None
-    trace_context: dict[str, str] | None
-    result: Any
+    last_error: str | None = field(repr=False)
+    trace_context: dict[str, str] | None = field(repr=False, hash=False)
+    result: Any = field(repr=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class NewTask:
     """What is to be written for one task."""
 
     type: str
-    payload: Any
+    payload: Any = field(repr=False)
     """What the caller gave, until the codec has made JSON text of it."""
     priority: int = 0
     idempotency_key: str | None = None
