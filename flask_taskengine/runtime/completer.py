@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from ..domain.errors import LeaseLostError
 from ..domain.outcome import Ending, Failure, Outcome, Raised, Returned, TimedOut, Verdict, decide
 from ..domain.states import TaskStatus
 from ..domain.task import Claimed
@@ -27,18 +26,10 @@ from ..signals import (
 )
 from ..store import tasks
 from .database import Database
+from .events import facts
 from .loop import Loop
 
 _GROUP = 500
-_SIGNALS = {
-    Verdict.SUCCEEDED: task_succeeded,
-    Verdict.RETRIED: task_retried,
-    Verdict.FAILED: task_failed,
-    Verdict.DEAD: task_dead,
-    Verdict.CANCELLED: task_cancelled,
-    Verdict.SNOOZED: task_requeued,
-    Verdict.RELEASED: task_requeued,
-}
 _logger = logging.getLogger("flask_taskengine")
 
 
@@ -79,6 +70,10 @@ class Completer:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def holds(self, task_id: int, claims: int) -> bool:
+        """Say whether the end of this attempt is still to be recorded."""
+        return any(ended.task.id == task_id and ended.task.claims == claims for ended in tuple(self._waiting))
 
     def put(self, ended: Ended) -> None:
         self._idle.clear()
@@ -178,11 +173,22 @@ class Completer:
 
     def announce(self, ended: Ended, outcome: Outcome | None) -> None:
         """Say what was recorded, after the commit; None says that the attempt had lost the task."""
+        common = facts(ended.task, self.node)
         if isinstance(ended.ending, TimedOut):
-            emit(task_timed_out, self._host.sender, task=ended.task, timeout=ended.ending.timeout, node=self.node)
+            emit(task_timed_out, self._host.sender, **common, timeout=ended.ending.timeout)
         if outcome is None:
-            emit(task_lease_lost, self._host.sender, task=ended.task, node=self.node, error=LeaseLostError(ended.task.id))
+            emit(task_lease_lost, self._host.sender, **common, token=ended.task.claims)
             return
-        emit(_SIGNALS[outcome.verdict], self._host.sender, task=ended.task, outcome=outcome, duration=ended.duration, node=self.node)
-
-
+        match outcome.verdict:
+            case Verdict.SUCCEEDED:
+                emit(task_succeeded, self._host.sender, **common, duration=ended.duration)
+            case Verdict.CANCELLED:
+                emit(task_cancelled, self._host.sender, **common, duration=ended.duration)
+            case Verdict.SNOOZED | Verdict.RELEASED:
+                emit(task_requeued, self._host.sender, **common, reason=outcome.verdict.value)
+            case Verdict.RETRIED:
+                emit(task_retried, self._host.sender, **common, duration=ended.duration, failure=outcome.failure, delay=outcome.delay)
+            case Verdict.FAILED:
+                emit(task_failed, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
+            case Verdict.DEAD:
+                emit(task_dead, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)

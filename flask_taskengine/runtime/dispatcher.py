@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
+import time
 from collections.abc import Callable
 
+from ..domain.limits import Limits
 from ..domain.task import Claimed
 from ..engine.claim import Rooms, claim_limited, rooms_here, within_cluster
 from ..signals import emit, task_claimed
 from .database import Database
+from .events import facts
 from .loop import Loop
 from .slots import Slots
 
@@ -18,44 +20,49 @@ SATURATED_RECHECK = 0.5
 """Seconds between looks at a cluster-wide limit while a type at its limit has due tasks."""
 _CONTENDED = 0.02
 """Seconds to wait where something is due that another node is claiming at this moment."""
-
-_logger = logging.getLogger("flask_taskengine")
+_DRAINING = 0.1
 
 
 class Dispatcher:
     """One thread: claim, hand over, sleep until something is due or somebody wakes it."""
 
-    def __init__(self, database: Database, slots: Slots, start: Callable[[Claimed], None]) -> None:
+    def __init__(self, database: Database, slots: Slots, start: Callable[[Claimed], None], only: frozenset[str] | None) -> None:
         self._database = database
         self._host = database.host
         self._slots = slots
         self._start = start
+        self._only = only
         self._line = database.line()
         self._loop = Loop("dispatcher", self._run_once)
-        self._only: frozenset[str] | None = None
-        self._recheck: Rooms | None = None
+        limits = {t: self._limits(t) for t in self.types()}
+        self._per_node = {t: limit.per_node for t, limit in limits.items() if limit.per_node is not None}
+        self.cluster_limits = {t: limit.cluster_wide for t, limit in limits.items() if limit.cluster_wide is not None}
+        """This node's own cluster-wide limits, which it writes into its row."""
         self.node = ""
         self.foreign: frozenset[str] = frozenset()
         """Types that no live node knows: claimed so that their tasks end."""
+        self.holding = threading.Event()
+        """Claims are made only while this is set: the node has its lease."""
+        self.draining = False
         self.drained = threading.Event()
-        """Set while nothing is due and nothing runs."""
-        self.held = threading.Event()
-        """While set, nothing is claimed: the lease is lost or not yet taken."""
+        """Set once a round found nothing due while nothing ran."""
+        self._slot_wanted = True
+        self._types_wanted: frozenset[str] = frozenset()
+        self._full_at: set[str] = set()
+        self._next_full_round = 0.0
 
-    def start(self, node: str, only: frozenset[str] | None) -> None:
-        self.node = node
-        self._only = only
-        limits = {t: self._limits(t) for t in self.types()}
-        self._per_node = {t: limit.per_node for t, limit in limits.items() if limit.per_node is not None}
+    def start(self) -> None:
         self._loop.start()
 
     def wake(self) -> None:
-        self._recheck = None
+        """Look now: something may be due."""
+        self._next_full_round = 0.0
         self._loop.wake()
 
-    def slot_freed(self) -> None:
-        """A slot is free: claim again if slots were what was missing."""
-        self._loop.wake()
+    def slot_freed(self, task_type: str) -> None:
+        """Look again if a slot, or room for this type, was all that was missing."""
+        if self._slot_wanted or task_type in self._types_wanted:
+            self.wake()
 
     def stop(self) -> None:
         """Claim nothing more; returns after the current claim has been handed over."""
@@ -67,11 +74,60 @@ class Dispatcher:
         known = frozenset(self._host.registry.types())
         return known if self._only is None else known & self._only
 
-    def cluster_limits(self) -> dict[str, int]:
-        """Return this node's own cluster-wide limits, which it writes into its row."""
-        limits = {t: self._limits(t).cluster_wide for t in self.types()}
-        return {t: limit for t, limit in limits.items() if limit is not None}
-
     def _limits(self, task_type: str) -> Limits:
         processor = self._host.registry.get(task_type)
         return self._host.settings.limits(task_type, processor.limits if processor else None)
+
+    # --- one round ----------------------------------------------------------------------------------------------------
+
+    def _run_once(self) -> float | None:
+        self._slot_wanted = True
+        free = min(self._slots.free, self._host.settings.batch_size)
+        if free <= 0 or not self.holding.is_set():
+            return None
+        rooms = rooms_here(self.types() | self.foreign, free, self._per_node, self._slots.running)
+        if not rooms.open:
+            return None
+        quiet = self._slots.in_use == 0
+        left = self._next_full_round - time.monotonic()
+        if left > 0 and self._full_at and not self._has_room_again(rooms):
+            return min(left, SATURATED_RECHECK)
+        claimed, rooms = self._claim(rooms, free)
+        for task in claimed:
+            emit(task_claimed, self._host.sender, **facts(task, self.node))
+            self._start(task)
+        # Fewer than there were slots for: nothing else is due, as far as this node can take it.
+        return 0 if len(claimed) == free else self._sleep(rooms, quiet and not claimed)
+
+    def _claim(self, rooms: Rooms, free: int) -> tuple[list[Claimed], Rooms]:
+        if not self.cluster_limits:
+            with self._line.statement() as connection:
+                return self._database.dialect.claim(connection, self.node, rooms.open, free), rooms
+        with self._line.transaction() as connection:
+            return claim_limited(connection, self._database.dialect, self.node, rooms, self.cluster_limits, free)
+
+    def _has_room_again(self, rooms: Rooms) -> bool:
+        """Look, by the cheapest statements, whether a type that was at its cluster-wide limit has room."""
+        with self._line.statement() as connection:
+            still_full = within_cluster(connection, self._database.dialect, rooms).saturated
+        return not self._full_at <= still_full
+
+    def _sleep(self, rooms: Rooms, quiet: bool) -> float:
+        """Return for how long nothing can be due that this node could take."""
+        with self._line.statement() as connection:
+            due = self._database.dialect.seconds_to_due(connection, [*rooms.open, *rooms.saturated])
+        waits = [self._host.settings.poll_interval]
+        waits += [wait for wait in due.values() if wait > 0]
+        overdue = {task_type for task_type, wait in due.items() if wait <= 0}
+        if overdue & rooms.open.keys():
+            waits.append(_CONTENDED * random.uniform(0.5, 1.5))
+        if self.draining:
+            waits.append(_DRAINING)
+        self._full_at = overdue & rooms.saturated & self.cluster_limits.keys()
+        self._types_wanted = frozenset(overdue & rooms.saturated)
+        self._slot_wanted = self.draining
+        if quiet and not overdue:
+            self.drained.set()
+        sleep = min(waits)
+        self._next_full_round = time.monotonic() + sleep
+        return min(sleep, SATURATED_RECHECK) if self._full_at else sleep

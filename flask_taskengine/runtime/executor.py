@@ -28,6 +28,7 @@ from ..engine.processor import Processor
 from ..signals import emit, task_started
 from .completer import Completer, Ended
 from .database import STATEMENT_DEADLINE, Database
+from .events import facts
 from .pool import ThreadPool
 from .run import Run, current
 from .sessions import used_session
@@ -108,7 +109,7 @@ class Executor:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
         tokens = running.set(run.context), current.set(run)
         try:
-            emit(task_started, self._host.sender, task=run.task, node=self._completer.node)
+            emit(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
             result = self._call(run, processor, timeout)
             return self._complete_in_session(run, result)
         except BaseException as error:
@@ -264,3 +265,6 @@ class Executor:
         return (task_id, claims) in self._runs
 
 
+def _waited(task: Claimed) -> float:
+    """Return the seconds from due to claim, both by the database's clock."""
+    return max(0.0, (task.claimed_at - task.available_at).total_seconds())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Slots:
     """The free slots of a worker; a claimed task has one until its handler has ended."""
 
-    def __init__(self, size: int, on_free: Callable[[], None]) -> None:
+    def __init__(self, size: int, on_free: Callable[[str], None]) -> None:
         self.size = size
         self._on_free = on_free
         self._taken: Counter[str] = Counter()
@@ -37,4 +37,4 @@ class Slots:
         with self._lock:
             self._in_use -= 1
             self._taken[task_type] -= 1
-        self._on_free()
+        self._on_free(task_type)

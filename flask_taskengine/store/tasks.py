@@ -210,27 +210,38 @@ def delete(connection: sa.Connection, tables: Tables, task_id: int) -> bool:
 # --- what a node looks for --------------------------------------------------------------------------------------------
 
 
-def cancels_of(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> list[tuple[int, int]]:
-    """Read (id, claims) of the tasks which these nodes run and somebody wants cancelled."""
+def running_on(connection: sa.Connection, tables: Tables, node: str) -> list[tuple[int, int, bool]]:
+    """Read (id, claims, whether a cancel was asked for) of the tasks that a node runs."""
     c = tables.task.c
-    statement = sa.select(c.id, c.claims).where(
-        c.status == sa.literal_column("'RUNNING'"), c.finished_at.is_(None), c.claimed_by.in_(nodes), c.cancel_requested_at.is_not(None)
-    )
-    return [(row[0], row[1]) for row in connection.execute(statement)]
+    statement = sa.select(c.id, c.claims, c.cancel_requested_at.is_not(None)).where(_runs_on(tables, node))
+    return [(row[0], row[1], bool(row[2])) for row in connection.execute(statement)]
 
 
-def lock_running_of(connection: sa.Connection, tables: Tables, node: str, most: int) -> list[tuple[Claimed, bool]]:
-    """Lock up to ``most`` tasks that a node runs, and say of each whether its cancel was asked for."""
+def claimed(connection: sa.Connection, tables: Tables, task_id: int, claims: int) -> Claimed | None:
+    """Read a RUNNING task as its claim handed it out; None where that claim does not hold any more."""
     c = tables.task.c
-    columns = [getattr(c, f.name) for f in fields(Claimed)]
+    row = connection.execute(
+        _select_claimed(tables).where(c.id == task_id, c.claims == claims, c.status == TaskStatus.RUNNING.value)
+    ).one_or_none()
+    return None if row is None else Claimed(*row)
+
+
+def lock_running_on(connection: sa.Connection, tables: Tables, node: str, most: int) -> list[Claimed]:
+    """Lock up to ``most`` tasks that a node runs, but none that another transaction has locked."""
     statement = (
-        sa.select(*columns, c.cancel_requested_at)
-        .where(c.status == sa.literal_column("'RUNNING'"), c.finished_at.is_(None), c.claimed_by == node)
-        .order_by(c.id)
-        .limit(most)
-        .with_for_update(skip_locked=True)
+        _select_claimed(tables).where(_runs_on(tables, node)).order_by(tables.task.c.id).limit(most).with_for_update(skip_locked=True)
     )
-    return [(Claimed(*row[:-1]), row[-1] is not None) for row in connection.execute(statement)]
+    return [Claimed(*row) for row in connection.execute(statement)]
+
+
+def _runs_on(tables: Tables, node: str) -> sa.ColumnElement[bool]:
+    c = tables.task.c
+    # The status as a literal, so that PostgreSQL sees which part of the index is meant.
+    return sa.and_(c.status == sa.literal_column("'RUNNING'"), c.finished_at.is_(None), c.claimed_by == node)
+
+
+def _select_claimed(tables: Tables) -> sa.Select[Any]:
+    return sa.select(*(tables.task.c[f.name] for f in fields(Claimed)))
 
 
 def orphaned_nodes(connection: sa.Connection, tables: Tables, lease: float) -> list[str]:
