@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import sqlalchemy as sa
 
@@ -26,6 +27,9 @@ AUTOVACUUM = {
 """Every task leaves two dead rows behind; PostgreSQL's default waits until a fifth of the table is dead."""
 
 
+_LONGEST_CHANNEL = 63
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """How the engine's things are called in this deployment."""
@@ -40,8 +44,11 @@ class Names:
 
     @property
     def channel(self) -> str:
-        """The channel of the wake-ups; one per schema and prefix."""
-        return f"{self.schema}.{self.prefix}due" if self.schema else f"{self.prefix}due"
+        """The channel of the wake-ups; one per schema and prefix. PostgreSQL allows 63 bytes."""
+        name = f"{self.schema}.{self.prefix}due" if self.schema else f"{self.prefix}due"
+        if len(name.encode()) <= _LONGEST_CHANNEL:
+            return name
+        return f"{self.prefix[:16]}{blake2b(name.encode(), digest_size=16).hexdigest()}_due"
 
     @property
     def version_table(self) -> str:
