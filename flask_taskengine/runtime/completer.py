@@ -46,10 +46,10 @@ class Ended:
 class Completer:
     """One thread that writes the ends of attempts; nothing that was given to it is lost while the process lives."""
 
-    def __init__(self, database: Database, node: str) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
         self._host = database.host
-        self.node = node
+        self.node = ""
         self._line = database.line()
         self._waiting: deque[Ended] = deque()
         self._idle = threading.Event()

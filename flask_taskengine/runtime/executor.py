@@ -24,7 +24,8 @@ from ..domain.outcome import Ending, Failure, Interrupted, Orphaned, Raised, Rej
 from ..domain.task import Claimed
 from ..engine.context import TaskContext, running
 from ..engine.failures import failure_from
-from ..engine.processor import Processor
+from ..engine.payload import dump_result
+from ..engine.registry import Processor
 from ..signals import emit, task_started
 from .completer import Completer, Ended
 from .database import STATEMENT_DEADLINE, Database
@@ -134,7 +135,7 @@ class Executor:
                 returned = run.call(processor.call, payload)
         if run.interrupted is TaskTimedOut:
             raise TaskTimedOut
-        return Returned(processor.dump_result(returned) if processor.store_result else None)
+        return Returned(dump_result(returned, self._host.settings.max_payload, task_type=run.task.type) if processor.store_result else None)
 
     def _complete_in_session(self, run: Run, ending: Returned) -> Ending | None:
         session = used_session(self._host, run)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 
+import time
+
 from ..domain.outcome import Interrupted
 from ..store import tasks
 from .completer import Completer, Ended
@@ -15,7 +17,7 @@ class RollCall:
     """One statement per heartbeat brings cancel requests to handlers, and finds claims whose answer never arrived.
 
     A claim can commit although its connection broke before the answer came: nobody runs such a task, and the live
-    heartbeat of its node would keep it RUNNING for ever. It is released once two calls in a row have missed it here.
+    heartbeat of its node would keep it RUNNING for ever. It is released once it has been missed here for a whole interval.
     """
 
     def __init__(self, database: Database, executor: Executor, completer: Completer, interval: float) -> None:
@@ -24,7 +26,7 @@ class RollCall:
         self._completer = completer
         self._interval = interval
         self._line = database.line()
-        self._strays: set[tuple[int, int]] = set()
+        self._missed_since: dict[tuple[int, int], float] = {}
         self._loop = Loop("roll call", self._run_once)
         self.node = ""
 
@@ -41,24 +43,25 @@ class RollCall:
         self._line.close()
 
     def _run_once(self) -> float:
-        node = self.node
         with self._line.statement() as connection:
-            rows = tasks.running_on(connection, self._database.tables, node)
-        strays = set()
+            rows = tasks.running_on(connection, self._database.tables, self.node)
+        now = time.monotonic()
+        missed = {}
         for task_id, claims, cancel_requested in rows:
             if not self._knows(task_id, claims):
-                strays.add((task_id, claims))
+                missed[task_id, claims] = self._missed_since.get((task_id, claims), now)
             elif cancel_requested:
                 self._executor.cancel(task_id, claims)
-        for task_id, claims in strays & self._strays:
-            self._release(node, task_id, claims)
-        self._strays = strays
+        self._missed_since = missed
+        for (task_id, claims), since in missed.items():
+            if now - since >= self._interval:
+                self._release(task_id, claims)
         return self._interval
 
     def _knows(self, task_id: int, claims: int) -> bool:
         return self._executor.runs_task(task_id, claims) or self._completer.holds(task_id, claims)
 
-    def _release(self, node: str, task_id: int, claims: int) -> None:
+    def _release(self, task_id: int, claims: int) -> None:
         with self._line.transaction() as connection:
             task = tasks.claimed(connection, self._database.tables, task_id, claims)
             if task is None or self._knows(task_id, claims):
