@@ -19,10 +19,10 @@ class Outage:
         self._what = what
         self._failures = 0
 
-    def failed(self, error: BaseException) -> float:
+    def failed(self, error: BaseException, trace: BaseException | None = None) -> float:
         """Note a failure; return the seconds to wait, growing to 3 and jittered."""
         if self._failures == 0:
-            _logger.warning("%s: %s: %s; trying again", self._what, type(error).__name__, _first_line(error))
+            _logger.warning("%s: %s: %s; trying again", self._what, type(error).__name__, _first_line(error), exc_info=trace)
         self._failures += 1
         return min(3.0, 0.1 * 1.6 ** min(self._failures - 1, 20)) * random.uniform(0.5, 1.0)
 
@@ -82,9 +82,8 @@ class Loop:
                 self._wake.wait(sleep)
 
     def _survive(self, error: Exception) -> float:
-        wait = self._outage.failed(error)
-        if not isinstance(error, (sa.exc.SQLAlchemyError, OSError)):
-            _logger.error("%s: unexpected error", self.name, exc_info=error)
+        expected = isinstance(error, (sa.exc.SQLAlchemyError, OSError))
+        wait = self._outage.failed(error, None if expected else error)
         self._wake.clear()
         self._stopping.wait(wait)
         return 0
