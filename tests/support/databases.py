@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
-from flask_taskengine.store.tables import Names, Tables
+from flask_taskengine.store.migrations import migrate
+from flask_taskengine.store.tables import Names
 
 
 def create_schema(url: str) -> None:
     """Bring the engine's schema into an empty database, and commit."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    try:
-        migrations: Any = importlib.import_module("flask_taskengine.store.migrations")
-    except ModuleNotFoundError:
-        Tables(Names()).metadata.create_all(engine)
-    else:
-        migrations.migrate(engine, Names())
+    migrate(engine, Names())
 
 
 class PostgresqlDatabases:
