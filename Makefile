@@ -11,15 +11,16 @@ FOR_TESTS := .venv/.installed-for-tests
 
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test lint types wheel clean
+.PHONY: help demo test test-sqlalchemy-2.0 lint types wheel clean
 
 help:
-	@echo "make demo            run the example shop with a worker; DATABASE_URL puts it on PostgreSQL, DEMO=once ends by itself"
-	@echo "make test            check style, types and floors, and run every test"
-	@echo "make lint            check style and floors"
-	@echo "make types           check types"
-	@echo "make wheel           build the wheel and the source distribution into dist/"
-	@echo "make clean           delete everything that these commands have made"
+	@echo "make demo                  run the example shop with a worker; DATABASE_URL puts it on PostgreSQL, DEMO=once ends by itself"
+	@echo "make test                  check style, types and floors, and run every test"
+	@echo "make test-sqlalchemy-2.0   run every test on SQLAlchemy 2.0, in an environment of its own"
+	@echo "make lint                  check style and floors"
+	@echo "make types                 check types"
+	@echo "make wheel                 build the wheel and the source distribution into dist/"
+	@echo "make clean                 delete everything that these commands have made"
 
 demo: $(FOR_DEMO)
 	$(BIN)/python -m example_app.demo
@@ -28,6 +29,9 @@ demo: $(FOR_DEMO)
 test: lint types
 	$(BIN)/python -m pytest -m timing || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "not timing" --numprocesses $(TEST_PROCESSES)
+
+test-sqlalchemy-2.0: .venv-sqlalchemy-2.0/.installed
+	.venv-sqlalchemy-2.0/bin/python -m pytest -p no:cacheprovider --numprocesses $(TEST_PROCESSES)
 
 lint: $(FOR_TESTS)
 	$(BIN)/ruff check .
@@ -41,7 +45,7 @@ wheel: $(FOR_TESTS)
 	$(BIN)/python -m build --outdir dist
 
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-sqlalchemy-2.0 build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -54,3 +58,8 @@ $(FOR_DEMO): pyproject.toml | $(BIN)/python
 $(FOR_TESTS): pyproject.toml | $(BIN)/python
 	$(PIP_INSTALL) '.[dev]'
 	@touch $@ $(FOR_DEMO)
+
+.venv-sqlalchemy-2.0/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-sqlalchemy-2.0
+	.venv-sqlalchemy-2.0/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]' 'SQLAlchemy<2.1'
+	@touch $@

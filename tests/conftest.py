@@ -139,7 +139,10 @@ def empty_database_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_cluster() -> Iterator[MakeCluster]:
-    """Start PostgreSQL servers that a test may stop, crash, pause or configure; half a second each."""
+    """Start PostgreSQL servers that a test may stop, crash, pause or configure; half a second each.
+
+    Example: ``url = PostgresqlDatabases(make_cluster(max_connections=10).url(), "own").create()``
+    """
     with ExitStack() as stack:
 
         def make(**settings: str | int) -> Cluster:

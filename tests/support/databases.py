@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import shutil
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
 
-from flask_taskengine.store.tables import Names, Tables
+from flask_taskengine.store.migrations import migrate
+from flask_taskengine.store.tables import Names
 
 
 def create_schema(url: str) -> None:
     """Bring the engine's schema into an empty database, and commit."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
-    try:
-        migrations: Any = importlib.import_module("flask_taskengine.store.migrations")
-    except ModuleNotFoundError:
-        Tables(Names()).metadata.create_all(engine)
-    else:
-        migrations.migrate(engine, Names())
+    migrate(engine, Names())
 
 
 class PostgresqlDatabases:
@@ -37,10 +31,7 @@ class PostgresqlDatabases:
     def create(self) -> str:
         """Create a database that has the engine's schema, and return its URL."""
         if self._template is None:
-            name = f"{self._prefix}_template"
-            self._run(f'CREATE DATABASE "{name}" TEMPLATE template0')
-            create_schema(self._url(name))
-            self._template = name
+            self._template = self._new_template()
         return self._create(self._template)
 
     def create_empty(self) -> str:
@@ -55,6 +46,15 @@ class PostgresqlDatabases:
         """Drop the template."""
         if self._template is not None:
             self.drop(self._url(self._template))
+
+    def _new_template(self) -> str:
+        url = self.create_empty()
+        try:
+            create_schema(url)
+        except BaseException:
+            self.drop(url)
+            raise
+        return str(sa.make_url(url).database)
 
     def _create(self, template: str) -> str:
         name = f"{self._prefix}_{next(self._numbers)}"
@@ -78,6 +78,9 @@ class SqliteDatabases:
     def create(self, path: Path) -> str:
         """Copy the schema to ``path`` and return the URL."""
         if not self._template.exists():
-            create_schema(f"sqlite:///{self._template}")
+            unfinished = self._template.with_suffix(".unfinished")
+            unfinished.unlink(missing_ok=True)
+            create_schema(f"sqlite:///{unfinished}")
+            unfinished.rename(self._template)
         shutil.copyfile(self._template, path)
         return f"sqlite:///{path}"

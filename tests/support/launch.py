@@ -28,4 +28,5 @@ def main(parent: str, signal_number: str, user: str, group: str, *command: str) 
     os.execv(command[0], command)
 
 
-main(*sys.argv[1:])
+if __name__ == "__main__":
+    main(*sys.argv[1:])
