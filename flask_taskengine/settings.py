@@ -116,7 +116,7 @@ class Settings:
         """
         known = {_key(declared): declared for declared in fields(cls)}
         faults, values = Faults(), {}
-        given = {key: value for key, value in config.items() if isinstance(key, str) and key.startswith(PREFIX)}
+        given = {key: value for key, value in config.items() if str(key).startswith(PREFIX)}
         for key, value in given.items():
             with faults.at(key):
                 if key not in known:
