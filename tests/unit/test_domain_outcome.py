@@ -49,6 +49,7 @@ ENDINGS = [row[0] for row in TABLE]
 
 
 def outcome_of(ending: Ending, *, attempts: int = 2, max_attempts: int | None = None, cancel_requested: bool = False) -> Outcome:
+    """Decide with the policy of these tests."""
     return decide(
         ending, attempts=attempts, max_attempts=max_attempts, policy=POLICY, cancel_requested=cancel_requested, rng=random.Random(1)
     )
@@ -145,7 +146,7 @@ def test_the_groups_of_statuses_follow_from_the_transitions() -> None:
     assert set(TRANSITIONS) == set(TaskStatus)
     assert {TaskStatus.PENDING, TaskStatus.RUNNING} == LIVE
     assert LIVE.isdisjoint(ENDED)
-    assert LIVE | ENDED == set(TaskStatus)
+    assert set(TaskStatus) == LIVE | ENDED
     assert {TaskStatus.FAILED, TaskStatus.DEAD, TaskStatus.CANCELLED} == RETRYABLE
     assert set(TaskStatus) - {TaskStatus.RUNNING} == DELETABLE
     assert all(TRANSITIONS[status] <= {TaskStatus.PENDING} for status in ENDED)

@@ -29,6 +29,7 @@ SOME_ARGUMENTS = st.fixed_dictionaries({}, optional=ARGUMENTS)
 
 
 def draws(policy: RetryPolicy, attempt: int, count: int = 4000) -> list[float]:
+    """Draw many backoffs after the same attempt."""
     rng = random.Random(7)
     return [policy.backoff(attempt, rng) for _ in range(count)]
 

@@ -15,6 +15,7 @@ from flask_taskengine.signals import emit
 
 @pytest.fixture
 def signal() -> NamedSignal:
+    """Return a signal that nobody else has."""
     return NamedSignal("task_tested")
 
 
@@ -24,7 +25,7 @@ class Failing:
     def __init__(self) -> None:
         self.calls = 0
 
-    def receive(self, sender: Any, **fields: Any) -> None:
+    def receive(self, _sender: Any, /, **fields: Any) -> None:
         self.calls += 1
         raise ValueError("no")
 
@@ -102,7 +103,7 @@ def test_a_receiver_without_weak_references_is_logged_once(signal: NamedSignal, 
     class Slotted:
         __slots__ = ()
 
-        def __call__(self, sender: object, **fields: object) -> None:
+        def __call__(self, _sender: object, /, **fields: object) -> None:
             raise ValueError
 
     signal.connect(Slotted(), weak=False)
