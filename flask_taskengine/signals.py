@@ -19,7 +19,7 @@ _logger = logging.getLogger(__name__)
 namespace = Namespace()
 
 task_enqueued = namespace.signal("task_enqueued", "A new task was written and its transaction has committed.")
-# Also carries priority.
+# task_id and task_type only.
 
 task_claimed = namespace.signal("task_claimed", "A node has claimed the task; the claim has committed.")
 # The common fields only.
