@@ -116,7 +116,7 @@ class Settings:
         """
         known = {_key(declared): declared for declared in fields(cls)}
         faults, values = Faults(), {}
-        given = {key: value for key, value in config.items() if isinstance(key, str) and key.startswith(PREFIX)}
+        given = {key: value for key, value in config.items() if str(key).startswith(PREFIX)}
         for key, value in given.items():
             with faults.at(key):
                 if key not in known:
@@ -143,28 +143,22 @@ class Settings:
 
     def warnings(self) -> tuple[str, ...]:
         """Return a sentence for each setting that is allowed but is seldom what was meant."""
-        return tuple(self._warnings())
-
-    def _warnings(self) -> Iterator[str]:
-        for key, timeout in {"DEFAULT_TIMEOUT": self.default_timeout, **{f"TIMEOUT[{t!r}]": v for t, v in self.timeout.items()}}.items():
-            if timeout == 0:
-                yield f"{PREFIX}{key} is 0: every attempt times out at once; None sets no timeout"
-        if self.shutdown_timeout == 0:
-            yield f"{PREFIX}SHUTDOWN_TIMEOUT is 0: a worker that stops interrupts its tasks at once"
-        if self.lease < 5:
-            yield f"{PREFIX}LEASE is {spoken(self.lease)}: a pause of that length makes others run this node's tasks; give 5 s or more"
-        if self.poll_interval == 0:
-            yield f"{PREFIX}POLL_INTERVAL is 0: an idle worker asks the database without a pause"
-        if self.unknown_type_grace == 0:
-            yield f"{PREFIX}UNKNOWN_TYPE_GRACE is 0: tasks of a type that is being deployed fail until its first node is up"
-        if self.api_enabled and self.api_unprotected:
-            yield f"{PREFIX}API_UNPROTECTED is on: whoever reaches the app may read payloads, cancel and delete tasks"
-        if self.embedded_worker and not self.enabled:
-            yield f"{PREFIX}EMBEDDED_WORKER has no effect while TASKENGINE_ENABLED is off"
-        if self.listen_url is not None and self.wakeup == "poll":
-            yield f'{PREFIX}LISTEN_URL has no effect while TASKENGINE_WAKEUP is "poll"'
-        if self.retention.deletes_at_completion and self.retention.strategy == "archive":
-            yield f'{PREFIX}RETENTION: "succeeded" is 0, so tasks that succeed are deleted at completion and never archived'
+        timeouts = {"DEFAULT_TIMEOUT": self.default_timeout} | {f"TIMEOUT[{one!r}]": timeout for one, timeout in self.timeout.items()}
+        doubtful = [
+            *((timeout == 0, f"{key} is 0: every attempt times out at once; None sets no timeout") for key, timeout in timeouts.items()),
+            (self.shutdown_timeout == 0, "SHUTDOWN_TIMEOUT is 0: a worker that stops interrupts its tasks at once"),
+            (self.lease < 5, f"LEASE is {spoken(self.lease)}: after so short a pause a node's tasks run elsewhere too; give 5 s or more"),
+            (self.poll_interval == 0, "POLL_INTERVAL is 0: an idle worker asks the database without a pause"),
+            (self.unknown_type_grace == 0, "UNKNOWN_TYPE_GRACE is 0: tasks of a type that is being deployed fail until a node knows it"),
+            (self.api_enabled and self.api_unprotected, "API_UNPROTECTED is on: whoever reaches the app may read, cancel and delete tasks"),
+            (self.embedded_worker and not self.enabled, f"EMBEDDED_WORKER has no effect while {PREFIX}ENABLED is off"),
+            (self.listen_url is not None and self.wakeup == "poll", f'LISTEN_URL has no effect while {PREFIX}WAKEUP is "poll"'),
+            (
+                self.retention.deletes_at_completion and self.retention.strategy == "archive",
+                'RETENTION has "succeeded" 0: tasks that succeed are deleted at completion and never archived',
+            ),
+        ]
+        return tuple(PREFIX + warning for holds, warning in doubtful if holds)
 
     def retry_policy(self, task_type: str, processor: RetryPolicy | None) -> RetryPolicy:
         """Return the policy in force: ``RETRY`` over the processor's over ``DEFAULT_RETRY``, key by key."""
@@ -175,7 +169,7 @@ class Settings:
         """Return the limits in force: ``PROCESSOR_LIMITS`` over the processor's, key by key."""
         return self.processor_limits.get(task_type, Limits()).over(processor or Limits())
 
-    def timeout_for(self, task_type: str, processor_timeout: float | None | EllipsisType) -> float | None:
+    def timeout_for(self, task_type: str, processor_timeout: float | EllipsisType | None) -> float | None:
         """Return the timeout in force, in seconds; ``None`` is none. ``...`` says that the processor sets none of its own."""
         if task_type in self.timeout:
             return self.timeout[task_type]

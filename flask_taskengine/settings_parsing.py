@@ -51,12 +51,12 @@ def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
 
     A ``prefix`` that all names share is not compared: it would make every name resemble every other.
     """
-    all_names = list(known)
-    if close := get_close_matches(name, all_names, n=1):
-        return f"unknown: did you mean {prefix}{close[0]}?"
-    return (
-        f"unknown: give {either(all_names)}" if len(all_names) < 10 else "unknown: remove it, or look its name up in the settings reference"
-    )
+    by_lower = {one.lower(): one for one in known}
+    wanted = name.lower()
+    if close := get_close_matches(wanted, by_lower, n=1) or [one for one in by_lower if wanted and wanted in one]:
+        return f"unknown: did you mean {prefix}{by_lower[close[0]]}?"
+    few = f"give {either(by_lower.values())}"
+    return f"unknown: {few if len(by_lower) < 10 else 'remove it, or look its name up in the settings reference'}"
 
 
 def mapping(value: Any, *, secret: bool = False) -> Mapping[Any, Any]:

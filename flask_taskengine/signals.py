@@ -19,37 +19,37 @@ _logger = logging.getLogger(__name__)
 namespace = Namespace()
 
 task_enqueued = namespace.signal("task_enqueued", "A new task was written and its transaction has committed.")
-# fields: priority
+# task_id and task_type only.
 
 task_claimed = namespace.signal("task_claimed", "A node has claimed the task; the claim has committed.")
-# fields: none beside the common ones
+# The common fields only.
 
 task_started = namespace.signal("task_started", "A node is about to call the handler.")
-# fields: waited (seconds from due to start, by the database's clock)
+# Also carries waited (seconds from due to start, by the database's clock).
 
 task_succeeded = namespace.signal("task_succeeded", "The task is SUCCEEDED and that has committed.")
-# fields: duration (seconds of this attempt)
+# Also carries duration (seconds of this attempt).
 
 task_retried = namespace.signal("task_retried", "The attempt failed; the task is PENDING again.")
-# fields: duration, failure (domain.outcome.Failure), delay (seconds until it is due)
+# Also carries duration, failure (domain.outcome.Failure), delay (seconds until it is due).
 
 task_failed = namespace.signal("task_failed", "The task is FAILED: no retry can mend its error.")
-# fields: duration, failure
+# Also carries duration, failure.
 
 task_dead = namespace.signal("task_dead", "The task is DEAD: its attempts are exhausted.")
-# fields: duration, failure
+# Also carries duration, failure.
 
 task_cancelled = namespace.signal("task_cancelled", "The task is CANCELLED.")
-# fields: duration (None where it never ran)
+# Also carries duration (None where it never ran).
 
 task_timed_out = namespace.signal("task_timed_out", "The attempt overran its timeout; task_retried or task_dead follows.")
-# fields: timeout (seconds)
+# Also carries timeout (seconds).
 
 task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds the task: the attempt's writes are rolled back.")
-# fields: token (the fencing token that is out of date)
+# Also carries token (the fencing token that is out of date).
 
 task_requeued = namespace.signal("task_requeued", "The task is PENDING again without a failure of its own.")
-# fields: reason ("orphaned", "released", "snoozed" or "retry", the last by hand)
+# Also carries reason ("orphaned", "released", "snoozed" or "retry", the last by hand).
 
 _blamed: dict[object, object] = {}
 """Receivers whose failure has been logged, by identity; the value keeps or watches the receiver, so that no identity is reused."""

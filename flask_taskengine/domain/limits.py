@@ -25,7 +25,7 @@ class Limits:
     """On all nodes together."""
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
-    def __init__(self, per_node: int | None | EllipsisType = ..., cluster_wide: int | None | EllipsisType = ...) -> None:
+    def __init__(self, per_node: int | EllipsisType | None = ..., cluster_wide: int | EllipsisType | None = ...) -> None:
         said = {"per_node": per_node, "cluster_wide": cluster_wide}
         for name, value in said.items():
             object.__setattr__(self, name, _checked(name, None if value is ... else value))

@@ -47,7 +47,7 @@ class RetryPolicy:
 
     def __init__(
         self,
-        max_attempts: int | None | EllipsisType = ...,
+        max_attempts: int | EllipsisType | None = ...,
         base_backoff: timedelta | float | str | EllipsisType = ...,
         multiplier: float | EllipsisType = ...,
         max_backoff: timedelta | float | str | EllipsisType = ...,

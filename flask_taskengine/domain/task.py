@@ -50,7 +50,7 @@ class Claimed:
 
     id: int
     type: str
-    payload: Any
+    payload: Any = field(repr=False, hash=False)
     priority: int
     attempts: int
     max_attempts: int | None
@@ -59,7 +59,7 @@ class Claimed:
     claimed_at: datetime
     claims: int
     idempotency_key: str | None
-    trace_context: dict[str, str] | None
+    trace_context: dict[str, str] | None = field(repr=False, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
