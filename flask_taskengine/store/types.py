@@ -76,8 +76,8 @@ class _PlainJsonb(postgresql.JSONB):
     """JSONB whose values the engine has already made text of, and which the driver reads."""
 
     def adapt(self, cls: Any, **kw: Any) -> Any:
-        """Stay as it is: the driver's own JSONB would write the text as a JSON string."""
-        return self
+        """Stay of this type: the driver's own JSONB would write the text as a JSON string."""
+        return type(self)()
 
     def bind_processor(self, dialect: sa.Dialect) -> None:
         return None
