@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import sqlalchemy as sa
@@ -25,6 +27,21 @@ from flask_taskengine.store.tables import Names, Tables
 NAMES = Names()
 ROOT = Path(migrations.__file__).parents[2]
 
+DESCRIPTION = {
+    "sqlite": ["SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT IN ('taskengine_version', 'sqlite_sequence')"],
+    "postgresql": [
+        """SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default, identity_generation
+           FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'taskengine_version'""",
+        "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename <> 'taskengine_version'",
+        """SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+           WHERE connamespace = 'public'::regnamespace AND conrelid <> to_regclass('taskengine_version')""",
+        """SELECT relname, reloptions FROM pg_class
+           WHERE relnamespace = 'public'::regnamespace AND relname <> 'taskengine_version' AND relkind = 'r'""",
+        "SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE NOT tgisinternal",
+        "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
+    ],
+}
+
 
 @pytest.fixture
 def engine(empty_database_url: str) -> Iterator[sa.Engine]:
@@ -36,21 +53,7 @@ def engine(empty_database_url: str) -> Iterator[sa.Engine]:
 
 def structure(connection: sa.Connection) -> list[str]:
     """Return everything that stands in the database, but for the version table, as the database itself describes it."""
-    queries = {
-        "sqlite": ["SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT IN ('taskengine_version', 'sqlite_sequence')"],
-        "postgresql": [
-            "SELECT table_name, column_name, data_type, character_maximum_length, is_nullable, column_default, identity_generation"
-            " FROM information_schema.columns WHERE table_schema = 'public' AND table_name <> 'taskengine_version'",
-            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' AND tablename <> 'taskengine_version'",
-            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'public'::regnamespace"
-            " AND conrelid <> to_regclass('taskengine_version')",
-            "SELECT relname, reloptions FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relname <> 'taskengine_version'"
-            " AND relkind = 'r'",
-            "SELECT pg_get_triggerdef(oid), tgenabled FROM pg_trigger WHERE NOT tgisinternal",
-            "SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace",
-        ],
-    }
-    rows = [row for query in queries[connection.dialect.name] for row in connection.exec_driver_sql(query)]
+    rows = [row for query in DESCRIPTION[connection.dialect.name] for row in connection.exec_driver_sql(query)]
     return sorted(" ".join(str(tuple(row)).replace("\\n", " ").replace("\\t", " ").split()) for row in rows)
 
 
@@ -112,9 +115,9 @@ def test_twenty_processes_may_migrate_at_once(empty_database_url: str, tmp_path:
         "print(migrate(engine, Names()).before, flush=True)\n"
     )
     command = [sys.executable, "-c", program, empty_database_url]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     processes = [
-        subprocess.Popen(command, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}, **pipes) for _ in range(20)
+        subprocess.Popen(command, text=True, cwd=tmp_path, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(20)
     ]
     try:
         for process in processes:
@@ -235,7 +238,7 @@ def test_a_newer_revision_is_refused(engine: sa.Engine) -> None:
     migrations.migrate(engine, NAMES)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE taskengine_version SET version_num = '9999'")
-    with pytest.raises(ConfigError, match="revision 9999 .* does not know .* install that version here"):
+    with pytest.raises(ConfigError, match=r"revision 9999 .* does not know .* install that version here"):
         migrations.migrate(engine, NAMES)
     with pytest.raises(ConfigError, match="9999"), engine.begin() as connection:
         migrations.create_all(connection, NAMES)
