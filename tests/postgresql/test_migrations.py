@@ -337,7 +337,9 @@ def test_the_wake_ups_can_be_removed_and_made_again(engine: sa.Engine, names: Na
 
 
 @pytest.mark.parametrize("names", [NAMES, ELSEWHERE], indirect=True, ids=["default", "another schema"])
-def test_a_restored_dump_needs_no_migration(engine: sa.Engine, names: Names, postgresql_databases: PostgresqlDatabases, tmp_path: Path) -> None:
+def test_a_restored_dump_needs_no_migration(
+    engine: sa.Engine, names: Names, postgresql_databases: PostgresqlDatabases, tmp_path: Path
+) -> None:
     """The revision stands in a table: a dump without comments and owners is complete, with its rows, ids and triggers."""
     migrations.migrate(engine, names)
     task = engine.dialect.identifier_preparer.format_table(Tables(names).task)
