@@ -14,19 +14,6 @@ from .types import BigInt, JsonText, UtcDateTime
 ERROR_TEXT_LIMIT = 2000
 """Characters of ``last_error``; the whole story stands in the attempt."""
 
-AUTOVACUUM = {
-    "fillfactor": "80",
-    "autovacuum_vacuum_scale_factor": "0",
-    "autovacuum_vacuum_threshold": "2000",
-    "autovacuum_vacuum_insert_scale_factor": "0",
-    "autovacuum_vacuum_insert_threshold": "20000",
-    "autovacuum_analyze_scale_factor": "0",
-    "autovacuum_analyze_threshold": "5000",
-    "autovacuum_vacuum_cost_delay": "1",
-}
-"""Every task leaves two dead rows behind; PostgreSQL's default waits until a fifth of the table is dead."""
-
-
 _LONGEST_CHANNEL = 63
 
 
@@ -143,7 +130,6 @@ class Tables:
                 name=f"{name}_status_known",
             ),
             sqlite_autoincrement=True,
-            postgresql_with=AUTOVACUUM,
         )
         table.append_constraint(sa.PrimaryKeyConstraint(table.c.id, name=f"{name}_pkey"))
         live = table.c.finished_at.is_(None)

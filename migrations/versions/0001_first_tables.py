@@ -28,16 +28,6 @@ NOW = {
     "postgresql": "statement_timestamp()",
     "sqlite": "(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
 }
-AUTOVACUUM = {
-    "fillfactor": "80",
-    "autovacuum_vacuum_scale_factor": "0",
-    "autovacuum_vacuum_threshold": "2000",
-    "autovacuum_vacuum_insert_scale_factor": "0",
-    "autovacuum_vacuum_insert_threshold": "20000",
-    "autovacuum_analyze_scale_factor": "0",
-    "autovacuum_analyze_threshold": "5000",
-    "autovacuum_vacuum_cost_delay": "1",
-}
 
 
 def upgrade() -> None:
@@ -49,6 +39,7 @@ def upgrade() -> None:
     create_attempt(names, now)
     create_nodes(names, now)
     if database == "postgresql":
+        set_storage(names)
         create_wakeups(names)
 
 
@@ -59,10 +50,8 @@ def downgrade() -> None:
         op.drop_table(f"{names.prefix}{table}", schema=names.schema)
     op.drop_table(names.task, schema=names.schema)
     if op.get_context().dialect.name == "postgresql":
-        quote = op.get_context().dialect.identifier_preparer.quote
         for function in ("wake", "wake_pending"):
-            qualified = ".".join(quote(part) for part in (names.schema, f"{names.prefix}{function}") if part is not None)
-            execute(f"DROP FUNCTION IF EXISTS {qualified}()")
+            execute(f"DROP FUNCTION IF EXISTS {qualified(names, names.prefix + function)}()")
 
 
 def create_task(names: Any, now: sa.TextClause) -> None:
@@ -96,7 +85,6 @@ def create_task(names: Any, now: sa.TextClause) -> None:
         ),
         schema=names.schema,
         sqlite_autoincrement=True,
-        postgresql_with=AUTOVACUUM,
     )
     create_index(names, "live", ["status", "type", sa.text("priority DESC"), "available_at", "id"], "finished_at IS NULL")
     create_index(names, "ended", ["status", "finished_at", "id"], "finished_at IS NOT NULL")
@@ -193,12 +181,22 @@ def create_nodes(names: Any, now: sa.TextClause) -> None:
     )
 
 
+def set_storage(names: Any) -> None:
+    """Tell PostgreSQL that rows come and go: autovacuum must not wait until a fifth of the table is dead."""
+    # A statement of its own, since SQLAlchemy 2.0 can not say it in CREATE TABLE.
+    execute(
+        f"ALTER TABLE {qualified(names, names.task)} SET (fillfactor = 80,"
+        " autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000,"
+        " autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 20000,"
+        " autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 5000,"
+        " autovacuum_vacuum_cost_delay = 1)"
+    )
+
+
 def create_wakeups(names: Any) -> None:
     """Create the triggers of PostgreSQL, for rows that are inserted by hand too. They read and write no table."""
-    quote = op.get_context().dialect.identifier_preparer.quote
-    schema = "" if names.schema is None else f"{quote(names.schema)}."
-    task, kind = schema + quote(names.task), schema + quote(f"{names.prefix}type")
-    wake, wake_pending = schema + quote(f"{names.prefix}wake"), schema + quote(f"{names.prefix}wake_pending")
+    task, kind = qualified(names, names.task), qualified(names, f"{names.prefix}type")
+    wake, wake_pending = (qualified(names, f"{names.prefix}{function}") for function in ("wake", "wake_pending"))
     inserted, updated, resumed = (quote(f"{names.prefix}{event}") for event in ("inserted", "updated", "resumed"))
     channel = "'" + names.channel.replace("'", "''") + "'"
     execute(
@@ -229,6 +227,16 @@ def create_wakeups(names: Any) -> None:
         f" EXECUTE FUNCTION {wake}({channel})"
     )
     execute(f"CREATE TRIGGER {resumed} AFTER INSERT OR UPDATE OR DELETE ON {kind} FOR EACH STATEMENT EXECUTE FUNCTION {wake}({channel})")
+
+
+def qualified(names: Any, name: str) -> str:
+    """Return a quoted name with its schema, if there is one."""
+    return quote(name) if names.schema is None else f"{quote(names.schema)}.{quote(name)}"
+
+
+def quote(name: str) -> str:
+    """Return a name as the database quotes it."""
+    return str(op.get_context().dialect.identifier_preparer.quote(name))
 
 
 def execute(statement: str) -> None:
