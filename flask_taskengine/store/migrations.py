@@ -57,7 +57,7 @@ def migrate(engine: sa.Engine, names: Names) -> Migration:
         if _is_complete(connection, names):
             head = head_revision()
             return Migration(head, head)
-    with schema_dialect_for(engine.dialect.name).transaction(engine) as connection:
+    with schema_dialect_for(engine.dialect.name).transaction(engine, names) as connection:
         return _upgrade(connection, names)
 
 
@@ -70,6 +70,7 @@ def create_all(connection: sa.Connection, names: Names) -> Migration:
     if _is_complete(connection, names):
         head = head_revision()
         return Migration(head, head)
+    schema_dialect_for(connection.dialect.name).lock(connection, names)
     return _upgrade(connection, names)
 
 
@@ -78,8 +79,7 @@ def downgrade(engine: sa.Engine, names: Names, revision: str = "base") -> None:
 
     A schema that was created along the way stays: other things may stand in it.
     """
-    with schema_dialect_for(engine.dialect.name).transaction(engine) as connection:
-        schema_dialect_for(engine.dialect.name).lock(connection, names)
+    with schema_dialect_for(engine.dialect.name).transaction(engine, names) as connection:
         _require_known(current_revision(connection, names), names)
         run_alembic("downgrade", revision, names=names, connection=connection)
 
@@ -133,9 +133,9 @@ def _repairs(connection: sa.Connection, tables: Tables) -> list[Repair]:
 
 
 def _upgrade(connection: sa.Connection, names: Names) -> Migration:
-    dialect, tables = schema_dialect_for(connection.dialect.name), Tables(names)
-    dialect.lock(connection, names)
-    dialect.ensure_schema(connection, names)
+    """Do the work on a connection that holds the lock."""
+    schema_dialect_for(connection.dialect.name).ensure_schema(connection, names)
+    tables = Tables(names)
     before = current_revision(connection, names)
     _require_known(before, names)
     if before is None and _adoptable(connection, tables):

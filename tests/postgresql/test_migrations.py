@@ -15,7 +15,9 @@ import pytest
 import sqlalchemy as sa
 from psycopg import sql
 
+from flask_taskengine.domain.errors import ConfigError
 from flask_taskengine.store import migrations
+from flask_taskengine.store.dialects import postgresql_schema
 from flask_taskengine.store.dialects.postgresql_schema import create_wakeups, drop_wakeups
 from flask_taskengine.store.dialects.schema import run
 from flask_taskengine.store.tables import Names, Tables
@@ -265,6 +267,19 @@ def test_a_statement_timeout_of_the_role_does_not_end_the_wait(engine: sa.Engine
         holder.commit()
         assert done.result(timeout=10).before == migrations.head_revision()
     hasty.dispose()
+
+
+def test_a_table_in_use_does_not_hold_everybody_up(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair that waits for a long transaction gives up, says why, and changes nothing."""
+    monkeypatch.setattr(postgresql_schema, "_TABLE_WAIT", 1)
+    migrations.migrate(engine, NAMES)
+    with engine.connect() as handler:
+        handler.exec_driver_sql("DROP TRIGGER taskengine_inserted ON taskengine_task")
+        handler.commit()
+        handler.exec_driver_sql("INSERT INTO taskengine_task (type) VALUES ('a')")
+        with pytest.raises(ConfigError, match=r"in use by a transaction .* stop the workers"):
+            migrations.migrate(engine, NAMES)
+    assert len(migrations.migrate(engine, NAMES).repairs) == 1
 
 
 # --- repairs ---------------------------------------------------------------------------------------------------------

@@ -8,20 +8,30 @@ from hashlib import blake2b
 
 import sqlalchemy as sa
 
+from ...domain.errors import ConfigError
 from ..tables import Names, Tables
 from .schema import Repair, SchemaDialect, run
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_TABLE_WAIT = 10
+"""Seconds."""
 
 
 class PostgreSQLSchema(SchemaDialect):
     """PostgreSQL 14 and later."""
 
     @contextmanager
-    def transaction(self, engine: sa.Engine) -> Iterator[sa.Connection]:
+    def transaction(self, engine: sa.Engine, names: Names) -> Iterator[sa.Connection]:
         # READ COMMITTED: what waits for the lock must then see what its last holder has committed.
         with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
             # The wait for the other processes is no statement that hangs.
             connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-            yield connection
+            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
+            self.lock(connection, names)
+            # But whoever waits for a table makes everybody wait who comes after.
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_TABLE_WAIT}s'")
+            with _table_wait_explained():
+                yield connection
 
     def lock(self, connection: sa.Connection, names: Names) -> None:
         _advisory_lock(connection, names.schema or "", names.prefix)
@@ -96,6 +106,17 @@ def _leftover_indexes(connection: sa.Connection, tables: Tables) -> Iterator[Rep
     for schema, name in connection.execute(found, {"task": _PREPARER.format_table(tables.task)}):
         statement = f"DROP INDEX IF EXISTS {_quote(schema)}.{_quote(name)}"
         yield Repair(f"the index {name} is left over from a REINDEX CONCURRENTLY that failed", (statement,))
+
+
+@contextmanager
+def _table_wait_explained() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.OperationalError as error:
+        if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
+            raise
+        cause = f"a table of the engine is in use by a transaction that has been open for more than {_TABLE_WAIT} s"
+        raise ConfigError(f"{cause}; nothing was changed: stop the workers, or try again when that transaction has ended") from error
 
 
 def _advisory_lock(connection: sa.Connection, *what: str) -> None:

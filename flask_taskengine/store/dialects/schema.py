@@ -28,9 +28,10 @@ class SchemaDialect(ABC):
     """How one database writes a schema while others want to write the same."""
 
     @contextmanager
-    def transaction(self, engine: sa.Engine) -> Iterator[sa.Connection]:
-        """Yield a connection of its own, in a transaction that is committed at the end."""
+    def transaction(self, engine: sa.Engine, names: Names) -> Iterator[sa.Connection]:
+        """Yield a connection of its own that holds the lock, in a transaction that is committed at the end."""
         with engine.begin() as connection:
+            self.lock(connection, names)
             yield connection
 
     @abstractmethod

@@ -19,11 +19,12 @@ class SQLiteSchema(SchemaDialect):
     """SQLite 3.35 and later, in a file."""
 
     @contextmanager
-    def transaction(self, engine: sa.Engine) -> Iterator[sa.Connection]:
+    def transaction(self, engine: sa.Engine, names: Names) -> Iterator[sa.Connection]:
         with engine.begin() as connection:
             if _in_transaction(connection):
                 # The host's engine begins by itself, and deferred: that could no longer become a writer once it has read.
                 connection.exec_driver_sql("ROLLBACK")
+            self.lock(connection, names)
             yield connection
 
     def lock(self, connection: sa.Connection, names: Names) -> None:
