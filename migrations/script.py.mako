@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import op
 
 revision = ${repr(up_revision)}
@@ -11,8 +13,17 @@ depends_on = None
 
 
 def upgrade() -> None:
-    names = op.get_context().config.attributes["names"]
+    """Say what it adds or changes."""
+    names = given_names()
 
 
 def downgrade() -> None:
-    names = op.get_context().config.attributes["names"]
+    """Take it back."""
+    names = given_names()
+
+
+def given_names() -> Any:
+    """Return the names of the installation that is migrated."""
+    config = op.get_context().config
+    assert config is not None
+    return config.attributes["names"]

@@ -32,7 +32,7 @@ NOW = {
 
 def upgrade() -> None:
     """Create everything."""
-    names = op.get_context().config.attributes["names"]
+    names = given_names()
     database = op.get_context().dialect.name
     now = sa.text(NOW[database])
     create_task(names, now)
@@ -45,7 +45,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop everything, tasks included."""
-    names = op.get_context().config.attributes["names"]
+    names = given_names()
     for table in ("lease", "type", "node", "attempt", "task_archive"):
         op.drop_table(f"{names.prefix}{table}", schema=names.schema)
     op.drop_table(names.task, schema=names.schema)
@@ -179,6 +179,13 @@ def create_nodes(names: Any, now: sa.TextClause) -> None:
         sa.Column("expires_at", MOMENT, nullable=False),
         schema=names.schema,
     )
+
+
+def given_names() -> Any:
+    """Return the names of the installation that is migrated."""
+    config = op.get_context().config
+    assert config is not None
+    return config.attributes["names"]
 
 
 def set_storage(names: Any) -> None:
