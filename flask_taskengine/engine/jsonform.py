@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
+from itertools import count, repeat
 from typing import Any
 from uuid import UUID
 
@@ -184,13 +186,14 @@ class _Converter:
         self._open: set[int] = set()
 
     def convert(self, value: Any) -> Any:
-        exact = _EXACT_LEAVES.get(type(value))
+        kind = type(value)
+        exact = _EXACT_LEAVES.get(kind)
         if exact is not None:
             return exact(value)
-        if isinstance(value, Enum):
+        if issubclass(kind, Enum):
             return self.convert(value.value)
-        for kind, form in _LEAVES:
-            if isinstance(value, kind):
+        for leaf, form in _LEAVES:
+            if issubclass(kind, leaf):
                 return form(value)
         identity = id(value)
         if identity in self._open:
@@ -204,17 +207,21 @@ class _Converter:
             self._open.discard(identity)
 
     def _container(self, value: Any) -> Any:
-        if hasattr(type(value), "__mapper__"):
-            raise Faults(f"an instance of the mapped class {type(value).__name__}: pass its id and load it in the handler")
+        kind = type(value)
+        if issubclass(kind, dict):
+            return self._object(value.items())
+        if hasattr(kind, "__mapper__"):
+            raise Faults(f"an instance of the mapped class {kind.__name__}: pass its id and load it in the handler")
+        if issubclass(kind, (list, tuple)):
+            return each(zip(count(), repeat(self.convert), value))
+        if issubclass(kind, (set, frozenset)):
+            return each(zip(count(), repeat(self.convert), _in_order(value)))
+        if hasattr(kind, "__dataclass_fields__"):
+            names = _field_names(kind)
+            return dict(zip(names, each([(name, self.convert, getattr(value, name)) for name in names]), strict=True))
         if isinstance(value, Mapping):
             return self._object(value.items())
-        if isinstance(value, (list, tuple)):
-            return self._array(value)
-        if isinstance(value, (set, frozenset)):
-            return self._array(_in_order(value))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        raise Faults(f"{type(value).__qualname__} has no JSON form: convert it before you pass it")
+        raise Faults(f"{kind.__qualname__} has no JSON form: convert it before you pass it")
 
     def _object(self, items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         pairs = list(items)
@@ -232,8 +239,10 @@ class _Converter:
         values = each((key, self.convert, item) for key, item in pairs)
         return {str.__str__(key): value for (key, _), value in zip(pairs, values, strict=True)}
 
-    def _array(self, items: Iterable[Any]) -> list[Any]:
-        return each((index, self.convert, item) for index, item in enumerate(items))
+
+@lru_cache(maxsize=1024)
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _in_order(items: set[Any] | frozenset[Any]) -> list[Any]:

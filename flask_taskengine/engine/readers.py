@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from itertools import count, repeat
 from typing import Any
 from uuid import UUID
 
@@ -162,7 +163,7 @@ def array(item: Form, make: Callable[[list[Any]], Any]) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise Faults("Not a valid list.")
-        return make(each((index, read_item, one) for index, one in enumerate(value)))
+        return make(each(zip(count(), repeat(read_item), value)))
 
     return Form(read, frozenset({"array"}), plain=item.plain and make is list)
 
@@ -174,7 +175,7 @@ def fixed_array(items: list[Form]) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not list or len(value) != len(readers):
             raise Faults(f"Not a valid list of {len(readers)}.")
-        return tuple(each((index, *step) for index, step in enumerate(zip(readers, value, strict=True))))
+        return tuple(each(zip(count(), readers, value)))
 
     return Form(read, frozenset({"array"}))
 
@@ -186,7 +187,7 @@ def mapping(item: Form) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise Faults("Not a valid mapping.")
-        return dict(zip(value, each((key, read_item, one) for key, one in value.items()), strict=True))
+        return dict(zip(value, each(zip(value, repeat(read_item), value.values())), strict=True))
 
     return Form(read, frozenset({"object"}), plain=item.plain)
 
