@@ -16,6 +16,7 @@ from ..domain.errors import ConfigError
 from .context import TaskContext
 
 _FORMS = "a handler takes (payload) or (payload, context)"
+_SYNC = "make it one with asgiref.sync.async_to_sync, or with app.ensure_sync"
 _CONTEXT = re.compile(rf"\b{TaskContext.__name__}\b")
 _signature: Callable[[Any], inspect.Signature] = functools.partial(inspect.signature, follow_wrapped=False)
 if sys.version_info >= (3, 14):
@@ -48,7 +49,10 @@ def inspect_handler(function: Callable[..., Any]) -> Handler:
     shape = _shape(_parameters(function), place)
     localns = enclosing_names(function)
     annotation = None if shape.payload is None else _annotation(function, shape.payload, place, localns)
-    return Handler(_caller(function, shape), annotation, place, localns)
+    call = _caller(function, shape)
+    if any(inspect.iscoroutinefunction(layer) for layer in _layers(function)):
+        call = _awaited_nowhere(call, place)
+    return Handler(call, annotation, place, localns)
 
 
 def place_of(function: Any) -> str:
@@ -85,7 +89,7 @@ def _refuse_what_never_runs(function: Any, place: str) -> None:
         raise ConfigError(f"{place}: {type(function).__name__} can not be called: {_FORMS}")
     called = function if isinstance(function, functools.partial) else _called(function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise ConfigError(f"{place} is async, handlers are plain functions: make it one with asgiref.sync.async_to_sync or app.ensure_sync")
+        raise ConfigError(f"{place} is async, handlers are plain functions: {_SYNC}")
     if inspect.isgeneratorfunction(called):
         raise ConfigError(f"{place} is a generator, whose body would never run: loop in it and return instead of yield")
 
@@ -160,6 +164,19 @@ def _caller(function: Callable[..., Any], shape: _Shape) -> Callable[[Any, TaskC
             return lambda _, context: function(context)
         case _:
             return lambda _payload, _context: function()
+
+
+def _awaited_nowhere(call: Callable[[Any, TaskContext], Any], place: str) -> Callable[[Any, TaskContext], Any]:
+    """Guard a decorated async function: whether its decorator runs it or only makes a coroutine shows when it is called."""
+
+    def checked(payload: Any, context: TaskContext) -> Any:
+        result = call(payload, context)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigError(f"{place} is async and its decorator does not run it: {_SYNC}")
+        return result
+
+    return checked
 
 
 # --- annotations ----------------------------------------------------------------------------------------------------------

@@ -207,11 +207,11 @@ class _Converter:
             self._open.discard(identity)
 
     def _container(self, value: Any) -> Any:
-        kind = type(value)
+        kind: Any = type(value)
         if issubclass(kind, dict):
             return self._object(value.items())
         if hasattr(kind, "__mapper__"):
-            raise Faults(f"an instance of the mapped class {kind.__name__}: pass its id and load it in the handler")
+            raise Faults(f"an instance of the mapped class {kind.__name__}: pass its id, and load it where it is needed")
         if issubclass(kind, (list, tuple)):
             return each(zip(count(), repeat(self.convert), value))
         if issubclass(kind, (set, frozenset)):

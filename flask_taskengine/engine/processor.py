@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import EllipsisType
-from typing import Any, ForwardRef, Generic, TypedDict, TypeVar, Unpack, get_args, get_origin
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 from ..domain.durations import seconds
 from ..domain.errors import ConfigError
@@ -176,8 +176,8 @@ def _payload_argument(processor: TaskProcessor[Any]) -> Any:
     """Return ``T`` as the processor's class gives it, through generic classes in between; ``None`` where it does not."""
     cls = type(processor)
     argument = _argument_of(cls)
-    if not isinstance(argument, (str, ForwardRef)):
-        return None if isinstance(argument, TypeVar) else argument
+    if argument is None or isinstance(argument, TypeVar):
+        return None
     return evaluated(argument, vars(sys.modules[cls.__module__]), cls.__qualname__, enclosing_names(cls.process))
 
 

@@ -16,6 +16,9 @@ from .faults import Faults, each, step_to
 
 Reader = Callable[[Any], Any]
 
+MOST_NAMES = 20
+"""Of a choice, listed in its fault."""
+
 KINDS = {str: "text", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
 
 
@@ -128,7 +131,8 @@ LEAVES: dict[Any, Form] = {
 
 def choice(members: Mapping[tuple[type, Any], Any]) -> Form:
     """Read one of a few values; they are keyed with their type, since to Python ``True == 1 == 1.0``."""
-    fault = f"Must be one of: {', '.join(repr(value) for _, value in members)}."
+    names = [repr(value) for _, value in members]
+    fault = f"Must be one of: {', '.join(names[:MOST_NAMES])}{', …' if len(names) > MOST_NAMES else '.'}"
 
     def read(value: Any) -> Any:
         try:
