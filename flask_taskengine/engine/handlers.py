@@ -201,8 +201,8 @@ def evaluated(annotation: Any, globalns: Mapping[str, Any], place: str, localns:
 
 
 def _annotation(function: Any, name: str, place: str, localns: Mapping[str, Any]) -> Any:
-    """Return the payload's annotation, of the outermost layer that has one for the parameter."""
-    for layer in _layers(function):
+    """Return the payload's annotation, of the innermost layer that has one: the others have copies at best."""
+    for layer in reversed(list(_layers(function))):
         target = _called(layer)
         written = _written_annotations(target)
         if name in written:

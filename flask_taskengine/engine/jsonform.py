@@ -225,19 +225,16 @@ class _Converter:
 
     def _object(self, items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         pairs = list(items)
+        names: list[str] = []
         found: dict[str, str] = {}
         for key, _ in pairs:
-            if not isinstance(key, str):
-                found[f"[{_short(key)}]"] = f"the key is of type {type(key).__qualname__}, JSON keys are text: pass str(key)"
-                continue
             try:
-                _text(key)
+                names.append(_key(key))
             except Faults as faults:
-                found[step_to(key)] = f"the key {faults.found['']}"
+                found |= faults.found
         if found:
             raise Faults(found)
-        values = each((key, self.convert, item) for key, item in pairs)
-        return {str.__str__(key): value for (key, _), value in zip(pairs, values, strict=True)}
+        return dict(zip(names, each([(name, self.convert, item) for name, (_, item) in zip(names, pairs, strict=True)]), strict=True))
 
 
 @lru_cache(maxsize=1024)
@@ -252,9 +249,10 @@ def _in_order(items: set[Any] | frozenset[Any]) -> list[Any]:
         return list(items)
 
 
-def _short(key: Any) -> str:
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise Faults({f"[{key!r:.64}]": f"the key is of type {type(key).__qualname__}, JSON keys are text: pass str(key)"})
     try:
-        text = repr(key)
-    except Exception:  # noqa: BLE001 - the key is the host's; what its repr raises is not the fault to report.
-        text = type(key).__qualname__
-    return text if len(text) <= 64 else text[:63] + "…"
+        return _text(key)
+    except Faults as faults:
+        raise Faults({step_to(key): f"the key {faults.found['']}"}) from None

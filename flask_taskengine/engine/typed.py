@@ -175,7 +175,7 @@ class _Builder:
 
     def _refuse(self, place: str, what: str, remedy: str) -> Form:
         self.faults.append(f"{place}: {what}: {remedy}")
-        return ANY
+        return Form(ANY.read, frozenset())
 
 
 def _name(annotation: Any) -> str:
