@@ -15,6 +15,8 @@ Python                            JSON
 ``bytes`` ``bytearray``           text, base64
 dataclass instance                object of its fields
 ================================  =====================================================================================
+
+JSONB, PostgreSQL's column type, keeps values and types, but sorts the keys of objects and drops the sign of ``-0.0``.
 """
 
 from __future__ import annotations
@@ -61,8 +63,6 @@ def json_text(value: Any, max_bytes: int) -> str:
         if "e+" in text:
             text = _EXPONENT.sub(_spell_out, text)
         size = len(text) if text.isascii() else len(text.encode())
-    except RecursionError:
-        raise Faults(_TOO_DEEP) from None
     except ValueError as error:
         # NaN, a lone surrogate, or too many digits: found without a path.
         json_form(value)
@@ -107,8 +107,6 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 # --- the conversion -----------------------------------------------------------------------------------------------------
-
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels: pass a flatter value"
 
 
 def _text(value: str) -> str:
@@ -199,7 +197,7 @@ class _Converter:
         if identity in self._open:
             raise Faults("contains itself")
         if len(self._open) >= MAX_DEPTH:
-            raise Faults(_TOO_DEEP)
+            raise Faults(f"nested deeper than {MAX_DEPTH} levels: pass a flatter value")
         self._open.add(identity)
         try:
             return self._container(value)

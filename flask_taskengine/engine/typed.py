@@ -101,7 +101,8 @@ class _Builder:
         if origin in (typing.Union, types.UnionType):
             return self._union(arguments, place)
         if origin is typing.Literal:
-            return choice({(type(value), value): value for value in map(json_form, arguments)})
+            written = [json_form(value) for value in arguments]
+            return choice({(type(form), form): value for form, value in zip(written, arguments, strict=True)})
         if origin in (typing.Annotated, typing.Final):
             return self.form(arguments[0], place)
         return self._container(origin or annotation, arguments, place)

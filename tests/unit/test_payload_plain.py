@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import string
+import sys
 from collections import OrderedDict, UserDict
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -336,6 +337,27 @@ def test_whatever_is_not_refused_can_be_stored(value: Any) -> None:
     text.encode()
     json.loads(text, parse_constant=pytest.fail)
     assert "\0" not in json.dumps(json.loads(text), ensure_ascii=False)
+
+
+def test_a_lower_limit_of_digits_is_respected() -> None:
+    """Where Python was told to write shorter numbers only, longer ones are refused."""
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(640)
+    try:
+        assert list(faults_of([10**700])) == ["payload"]
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+def test_the_hosts_own_errors_are_not_hidden() -> None:
+    """An object that fails while it is read is the host's to repair."""
+
+    class Failing(UserDict[str, Any]):
+        def items(self) -> Any:
+            raise ValueError("host")
+
+    with pytest.raises(ValueError, match=r"^host$"):
+        CODEC.dump(Failing())
 
 
 # --- results --------------------------------------------------------------------------------------------------------------

@@ -131,6 +131,25 @@ def test_faults_of_the_whole_are_at_the_payload() -> None:
     assert faults_of(CODEC, FORM | {"secret": FORM["to"]}) == {"payload": "the secret is the address"}
 
 
+def test_messages_of_hosts_may_be_nested_in_any_way() -> None:
+    """A check may raise text, lists and mappings."""
+
+    class Raising(Schema):
+        a = fields.Raw()
+
+        @validates_schema
+        def check(self, data: dict[str, Any], **_: Any) -> None:
+            raise marshmallow.ValidationError(data["a"])
+
+    codec = codec_for("t", Raising)
+    assert faults_of(codec, {"a": "x"}) == {"payload": "x"}
+    assert faults_of(codec, {"a": {"b": "x", "c": [["y"], "z"], "d": {"_schema": ["u", "v"]}}}) == {
+        "payload.b": "x",
+        "payload.c": "['y'] z",
+        "payload.d": "u v",
+    }
+
+
 def test_an_object_that_can_not_be_made_is_a_fault() -> None:
     """A ValueError from `post_load` is a fault of the payload, as it is from a dataclass."""
     codec = codec_for("mail", ObjectSchema)

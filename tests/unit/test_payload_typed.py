@@ -243,6 +243,8 @@ def test_the_deepest_tree_that_can_be_written_can_be_read() -> None:
         (tuple, (1, 2), [1, 2]),
         (set, {1}, [1]),
         (Literal["a", "b"], "a", "a"),
+        (Literal[Color.RED, b"x"], Color.RED, "red"),
+        (Literal[Color.RED, b"x"], b"x", "eA=="),
         (Line | None, Line(Sku("a"), 1), {"sku": "a", "quantity": 1}),
         (Line | date, date(2026, 1, 1), "2026-01-01"),
     ],
