@@ -156,16 +156,12 @@ def _base64(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _LEAVES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, _text),
-    (bool, _same),
+    (bool, bool),
     (int, _whole),
     (float, _number),
-    (type(None), _same),
+    (type(None), lambda _: None),
     (date, _iso),
     (time, _iso),
     (timedelta, _seconds),
