@@ -11,6 +11,8 @@ from ..domain.errors import PayloadError
 
 MOST_FAULTS = 20
 """Kept of one payload; a list of a million wrong numbers is one mistake."""
+LONGEST_PATH = 200
+"""Characters."""
 
 _NAME = re.compile(r"[^\W\d]\w{0,63}")
 
@@ -58,7 +60,11 @@ def each(steps: Iterable[tuple[str | int, Callable[[Any], Any], Any]]) -> list[A
 
 def payload_error(task_type: str, faults: Faults, root: str = "payload") -> PayloadError:
     """Return the error for the faults of one payload; of very many it keeps the first."""
-    found = {root + path: fault for path, fault in list(faults.found.items())[:MOST_FAULTS]}
+    found = {_shown(root + path): fault for path, fault in list(faults.found.items())[:MOST_FAULTS]}
     if len(faults.found) > MOST_FAULTS:
         found[f"{root}…"] = "and more"
     return PayloadError(task_type, found)
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= LONGEST_PATH else f"{path[: LONGEST_PATH // 2]}…{path[-LONGEST_PATH // 2 :]}"

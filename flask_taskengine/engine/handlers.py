@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ from ..domain.errors import ConfigError
 from .context import TaskContext
 
 _FORMS = "a handler takes (payload) or (payload, context)"
+_SYNC = "make it one with asgiref.sync.async_to_sync, or with app.ensure_sync"
+_CONTEXT = re.compile(rf"\b{TaskContext.__name__}\b")
 _signature: Callable[[Any], inspect.Signature] = functools.partial(inspect.signature, follow_wrapped=False)
 if sys.version_info >= (3, 14):
     import annotationlib
@@ -46,7 +49,10 @@ def inspect_handler(function: Callable[..., Any]) -> Handler:
     shape = _shape(_parameters(function), place)
     localns = enclosing_names(function)
     annotation = None if shape.payload is None else _annotation(function, shape.payload, place, localns)
-    return Handler(_caller(function, shape), annotation, place, localns)
+    call = _caller(function, shape)
+    if any(inspect.iscoroutinefunction(layer) for layer in _layers(function)):
+        call = _awaited_nowhere(call, place)
+    return Handler(call, annotation, place, localns)
 
 
 def place_of(function: Any) -> str:
@@ -54,7 +60,7 @@ def place_of(function: Any) -> str:
     *_, inner = _layers(function)
     target = inner if hasattr(inner, "__qualname__") else type(inner)
     name = f"{target.__module__}.{target.__qualname__}"
-    code = getattr(inner, "__code__", None) or getattr(getattr(target, "__call__", None), "__code__", None)
+    code = getattr(_called(inner), "__code__", None)
     return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
@@ -72,14 +78,18 @@ def _layers(function: Any) -> Iterator[Any]:
             function = getattr(function, "__wrapped__", function)
 
 
+def _called(function: Any) -> Any:
+    return function if inspect.isroutine(function) else getattr(type(function), "__call__", function)  # noqa: B004 - asks for its code, not whether it is there.
+
+
 def _refuse_what_never_runs(function: Any, place: str) -> None:
     if isinstance(function, type):
         raise ConfigError(f"{place} is a class: register an instance of it with engine.register({function.__name__}())")
     if not callable(function):
         raise ConfigError(f"{place}: {type(function).__name__} can not be called: {_FORMS}")
-    called = function if inspect.isroutine(function) or isinstance(function, functools.partial) else type(function).__call__
+    called = function if isinstance(function, functools.partial) else _called(function)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
-        raise ConfigError(f"{place} is async, handlers are plain functions: make it one with asgiref.sync.async_to_sync or app.ensure_sync")
+        raise ConfigError(f"{place} is async, handlers are plain functions: {_SYNC}")
     if inspect.isgeneratorfunction(called):
         raise ConfigError(f"{place} is a generator, whose body would never run: loop in it and return instead of yield")
 
@@ -90,10 +100,11 @@ def _refuse_what_never_runs(function: Any, place: str) -> None:
 @dataclass(frozen=True, slots=True)
 class _Shape:
     payload: str | None
-    """The parameter's name."""
+    """The parameter's name, where it has one."""
     takes_payload: bool
-    context: str | None
-    """How the context is passed: ``"position"`` or ``"keyword"``."""
+    takes_context: bool = False
+    context_keyword: str | None = None
+    """The parameter's name, where the context can not be passed by position."""
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
@@ -116,42 +127,56 @@ def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 def _shape(parameters: list[inspect.Parameter], place: str) -> _Shape:
     positional = _positional(parameters)
     keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-    strangers = [p.name for p in positional[2:] + keyword_only if p.default is p.empty and not _is_context(p)]
+    keyword = next((p.name for p in keyword_only if p.name == "context" or _is_context(p)), None)
+    strangers = [p.name for p in positional[2:] + keyword_only if p.default is p.empty and p.name != keyword]
     if strangers:
         raise ConfigError(f"{place} also asks for {', '.join(strangers)}: {_FORMS}; give others a default")
     if len(positional) > 1 and _is_context(positional[0]):
         raise ConfigError(f"{place} takes the context first: {_FORMS}, in this order")
-    context = "keyword" if any(_is_context(p) for p in keyword_only) else None
     if positional and _is_context(positional[0]):
-        return _Shape(None, False, "position")
-    if len(positional) > 1 and (positional[1].default is inspect.Parameter.empty or _is_context(positional[1])):
-        context = "position"
-    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    return _Shape(positional[0].name if positional else None, bool(positional) or variadic, context)
+        return _Shape(None, takes_payload=False, takes_context=True)
+    takes_payload = bool(positional) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    by_position = any(p.default is p.empty or p.name == "context" or _is_context(p) for p in positional[1:2])
+    name = positional[0].name if positional else None
+    return _Shape(name, takes_payload, by_position or keyword is not None, None if by_position else keyword)
 
 
 def _is_context(parameter: inspect.Parameter) -> bool:
     annotation = parameter.annotation
-    if annotation is inspect.Parameter.empty:
+    if annotation is parameter.empty:
         return parameter.name == "context"
-    written = getattr(annotation, "__forward_arg__", annotation)
-    return annotation is TaskContext or (isinstance(written, str) and written.rpartition(".")[2] == TaskContext.__name__)
+    # Often text, and then of a name that only type checkers import.
+    return _CONTEXT.search(annotation if isinstance(annotation, str) else repr(annotation)) is not None
 
 
 def _caller(function: Callable[..., Any], shape: _Shape) -> Callable[[Any, TaskContext], Any]:
-    match shape.takes_payload, shape.context:
-        case True, "position":
+    keyword = shape.context_keyword
+    match shape.takes_payload, shape.takes_context:
+        case True, True if keyword:
+            return lambda payload, context: function(payload, **{keyword: context})
+        case True, True:
             return function
-        case True, "keyword":
-            return lambda payload, context: function(payload, context=context)
-        case True, None:
+        case True, False:
             return lambda payload, _: function(payload)
-        case False, "position":
+        case False, True if keyword:
+            return lambda _, context: function(**{keyword: context})
+        case False, True:
             return lambda _, context: function(context)
-        case False, "keyword":
-            return lambda _, context: function(context=context)
         case _:
             return lambda _payload, _context: function()
+
+
+def _awaited_nowhere(call: Callable[[Any, TaskContext], Any], place: str) -> Callable[[Any, TaskContext], Any]:
+    """Guard a decorated async function: whether its decorator runs it or only makes a coroutine shows when it is called."""
+
+    def checked(payload: Any, context: TaskContext) -> Any:
+        result = call(payload, context)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise ConfigError(f"{place} is async and its decorator does not run it: {_SYNC}")
+        return result
+
+    return checked
 
 
 # --- annotations ----------------------------------------------------------------------------------------------------------
@@ -176,9 +201,9 @@ def evaluated(annotation: Any, globalns: Mapping[str, Any], place: str, localns:
 
 
 def _annotation(function: Any, name: str, place: str, localns: Mapping[str, Any]) -> Any:
-    """Return the payload's annotation, of the outermost layer that has one for the parameter."""
-    for layer in _layers(function):
-        target = layer if inspect.isroutine(layer) else type(layer).__call__
+    """Return the payload's annotation, of the innermost layer that has one: the others have copies at best."""
+    for layer in reversed(list(_layers(function))):
+        target = _called(layer)
         written = _written_annotations(target)
         if name in written:
             return evaluated(written[name], getattr(inspect.unwrap(target), "__globals__", {}), place, localns)

@@ -15,6 +15,8 @@ Python                            JSON
 ``bytes`` ``bytearray``           text, base64
 dataclass instance                object of its fields
 ================================  =====================================================================================
+
+JSONB, PostgreSQL's column type, keeps values and types, but sorts the keys of objects and drops the sign of ``-0.0``.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import lru_cache
+from itertools import count, repeat
 from typing import Any
 from uuid import UUID
 
@@ -59,8 +63,6 @@ def json_text(value: Any, max_bytes: int) -> str:
         if "e+" in text:
             text = _EXPONENT.sub(_spell_out, text)
         size = len(text) if text.isascii() else len(text.encode())
-    except RecursionError:
-        raise Faults(_TOO_DEEP) from None
     except ValueError as error:
         # NaN, a lone surrogate, or too many digits: found without a path.
         json_form(value)
@@ -105,8 +107,6 @@ def _spell_out(match: re.Match[str]) -> str:
 
 
 # --- the conversion -----------------------------------------------------------------------------------------------------
-
-_TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels: pass a flatter value"
 
 
 def _text(value: str) -> str:
@@ -156,16 +156,12 @@ def _base64(value: bytes | bytearray) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _LEAVES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (str, _text),
-    (bool, _same),
+    (bool, bool),
     (int, _whole),
     (float, _number),
-    (type(None), _same),
+    (type(None), lambda _: None),
     (date, _iso),
     (time, _iso),
     (timedelta, _seconds),
@@ -184,19 +180,20 @@ class _Converter:
         self._open: set[int] = set()
 
     def convert(self, value: Any) -> Any:
-        exact = _EXACT_LEAVES.get(type(value))
+        kind = type(value)
+        exact = _EXACT_LEAVES.get(kind)
         if exact is not None:
             return exact(value)
-        if isinstance(value, Enum):
+        if issubclass(kind, Enum):
             return self.convert(value.value)
-        for kind, form in _LEAVES:
-            if isinstance(value, kind):
+        for leaf, form in _LEAVES:
+            if issubclass(kind, leaf):
                 return form(value)
         identity = id(value)
         if identity in self._open:
             raise Faults("contains itself")
         if len(self._open) >= MAX_DEPTH:
-            raise Faults(_TOO_DEEP)
+            raise Faults(f"nested deeper than {MAX_DEPTH} levels: pass a flatter value")
         self._open.add(identity)
         try:
             return self._container(value)
@@ -204,36 +201,39 @@ class _Converter:
             self._open.discard(identity)
 
     def _container(self, value: Any) -> Any:
-        if hasattr(type(value), "__mapper__"):
-            raise Faults(f"an instance of the mapped class {type(value).__name__}: pass its id and load it in the handler")
+        kind: Any = type(value)
+        if issubclass(kind, dict):
+            return self._object(value.items())
+        if hasattr(kind, "__mapper__"):
+            raise Faults(f"an instance of the mapped class {kind.__name__}: pass its id, and load it where it is needed")
+        if issubclass(kind, (list, tuple)):
+            return each(zip(count(), repeat(self.convert), value))
+        if issubclass(kind, (set, frozenset)):
+            return each(zip(count(), repeat(self.convert), _in_order(value)))
+        if hasattr(kind, "__dataclass_fields__"):
+            names = _field_names(kind)
+            return dict(zip(names, each([(name, self.convert, getattr(value, name)) for name in names]), strict=True))
         if isinstance(value, Mapping):
             return self._object(value.items())
-        if isinstance(value, (list, tuple)):
-            return self._array(value)
-        if isinstance(value, (set, frozenset)):
-            return self._array(_in_order(value))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return self._object((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        raise Faults(f"{type(value).__qualname__} has no JSON form: convert it before you pass it")
+        raise Faults(f"{kind.__qualname__} has no JSON form: convert it before you pass it")
 
     def _object(self, items: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
         pairs = list(items)
+        names: list[str] = []
         found: dict[str, str] = {}
         for key, _ in pairs:
-            if not isinstance(key, str):
-                found[f"[{_short(key)}]"] = f"the key is of type {type(key).__qualname__}, JSON keys are text: pass str(key)"
-                continue
             try:
-                _text(key)
+                names.append(_key(key))
             except Faults as faults:
-                found[step_to(key)] = f"the key {faults.found['']}"
+                found |= faults.found
         if found:
             raise Faults(found)
-        values = each((key, self.convert, item) for key, item in pairs)
-        return {str.__str__(key): value for (key, _), value in zip(pairs, values, strict=True)}
+        return dict(zip(names, each([(name, self.convert, item) for name, (_, item) in zip(names, pairs, strict=True)]), strict=True))
 
-    def _array(self, items: Iterable[Any]) -> list[Any]:
-        return each((index, self.convert, item) for index, item in enumerate(items))
+
+@lru_cache(maxsize=1024)
+def _field_names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
 
 
 def _in_order(items: set[Any] | frozenset[Any]) -> list[Any]:
@@ -243,9 +243,10 @@ def _in_order(items: set[Any] | frozenset[Any]) -> list[Any]:
         return list(items)
 
 
-def _short(key: Any) -> str:
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise Faults({f"[{key!r:.64}]": f"the key is of type {type(key).__qualname__}, JSON keys are text: pass str(key)"})
     try:
-        text = repr(key)
-    except Exception:  # noqa: BLE001 - the key is the host's; what its repr raises is not the fault to report.
-        text = type(key).__qualname__
-    return text if len(text) <= 64 else text[:63] + "…"
+        return _text(key)
+    except Faults as faults:
+        raise Faults({step_to(key): f"the key {faults.found['']}"}) from None

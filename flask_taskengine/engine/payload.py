@@ -136,4 +136,3 @@ class _Typed:
             return self.read(value)
         except Faults as faults:
             raise payload_error(self.task_type, faults) from faults.__cause__
-

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import EllipsisType
-from typing import Any, ForwardRef, Generic, TypedDict, TypeVar, Unpack, get_args, get_origin
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 from ..domain.durations import seconds
 from ..domain.errors import ConfigError
@@ -15,7 +15,7 @@ from ..domain.limits import Limits
 from ..domain.retry import RetryPolicy
 from .context import TaskContext
 from .handlers import Handler, enclosing_names, evaluated, inspect_handler
-from .payload import DEFAULT_MAX_BYTES, codec_for, plain_codec
+from .payload import DEFAULT_MAX_BYTES, PayloadCodec, codec_for
 from .registry import Processor, type_fault
 
 T = TypeVar("T")
@@ -112,16 +112,11 @@ def _processor(
 ) -> Processor:
     place = handler.place if handler else "the handler"
     name_fault = f"{place} names no task type: set type = 'email.send', say" if task_type is None else type_fault(task_type)
-    if name_fault:
-        faults.append(name_fault)
-    found = _option_faults(options)
-    faults += [f"{place}: {fault}" for fault in found]
+    faults += [name_fault] if name_fault else []
+    faults += [f"{place}: {fault}" for fault in _option_faults(options)]
     name = str(task_type)
-    codec = plain_codec(name, max_bytes)
-    if handler is not None:
-        annotation = next((hint for hint in (options.get("schema"), argument, handler.annotation) if hint is not None), None)
-        codec = _kept(faults, lambda: codec_for(name, annotation, max_bytes, localns=handler.localns)) or codec
-    if faults or handler is None:
+    codec = _kept(faults, lambda: _codec(handler, argument, name, max_bytes, options))
+    if faults or handler is None or codec is None:
         raise ConfigError(faults)
     timeout = options.get("timeout", ...)
     return Processor(
@@ -137,6 +132,13 @@ def _processor(
     )
 
 
+def _codec(handler: Handler | None, argument: Any, name: str, max_bytes: int, options: ProcessorOptions) -> PayloadCodec | None:
+    if handler is None:
+        return None
+    hints = (options.get("schema"), argument, handler.annotation)
+    return codec_for(name, next((hint for hint in hints if hint is not None), None), max_bytes, localns=handler.localns)
+
+
 def _kept(faults: list[str], make: Callable[[], _R]) -> _R | None:
     """Return what ``make`` makes, or keep its faults, so that one error can list all."""
     try:
@@ -146,7 +148,7 @@ def _kept(faults: list[str], make: Callable[[], _R]) -> _R | None:
         return None
 
 
-def _option_faults(options: ProcessorOptions) -> list[str]:
+def _option_faults(options: Mapping[str, Any]) -> list[str]:
     faults: list[str] = []
     retry, limits, timeout = options.get("retry"), options.get("limits"), options.get("timeout", ...)
     if retry is not None and not isinstance(retry, RetryPolicy):
@@ -174,8 +176,8 @@ def _payload_argument(processor: TaskProcessor[Any]) -> Any:
     """Return ``T`` as the processor's class gives it, through generic classes in between; ``None`` where it does not."""
     cls = type(processor)
     argument = _argument_of(cls)
-    if not isinstance(argument, (str, ForwardRef)):
-        return None if isinstance(argument, TypeVar) else argument
+    if argument is None or isinstance(argument, TypeVar):
+        return None
     return evaluated(argument, vars(sys.modules[cls.__module__]), cls.__qualname__, enclosing_names(cls.process))
 
 

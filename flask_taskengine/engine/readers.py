@@ -8,12 +8,16 @@ import enum
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from itertools import count, repeat
 from typing import Any
 from uuid import UUID
 
 from .faults import Faults, each, step_to
 
 Reader = Callable[[Any], Any]
+
+MOST_NAMES = 20
+"""Of a choice, listed in its fault."""
 
 KINDS = {str: "text", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array", type(None): "null"}
 
@@ -127,7 +131,8 @@ LEAVES: dict[Any, Form] = {
 
 def choice(members: Mapping[tuple[type, Any], Any]) -> Form:
     """Read one of a few values; they are keyed with their type, since to Python ``True == 1 == 1.0``."""
-    fault = f"Must be one of: {', '.join(repr(value) for _, value in members)}."
+    names = [repr(value) for _, value in members]
+    fault = f"Must be one of: {', '.join(names[:MOST_NAMES])}{', …' if len(names) > MOST_NAMES else '.'}"
 
     def read(value: Any) -> Any:
         try:
@@ -162,7 +167,7 @@ def array(item: Form, make: Callable[[list[Any]], Any]) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not list:
             raise Faults("Not a valid list.")
-        return make(each((index, read_item, one) for index, one in enumerate(value)))
+        return make(each(zip(count(), repeat(read_item), value)))
 
     return Form(read, frozenset({"array"}), plain=item.plain and make is list)
 
@@ -174,7 +179,7 @@ def fixed_array(items: list[Form]) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not list or len(value) != len(readers):
             raise Faults(f"Not a valid list of {len(readers)}.")
-        return tuple(each((index, *step) for index, step in enumerate(zip(readers, value, strict=True))))
+        return tuple(each(zip(count(), readers, value)))
 
     return Form(read, frozenset({"array"}))
 
@@ -186,7 +191,7 @@ def mapping(item: Form) -> Form:
     def read(value: Any) -> Any:
         if type(value) is not dict:
             raise Faults("Not a valid mapping.")
-        return dict(zip(value, each((key, read_item, one) for key, one in value.items()), strict=True))
+        return dict(zip(value, each(zip(value, repeat(read_item), value.values())), strict=True))
 
     return Form(read, frozenset({"object"}), plain=item.plain)
 

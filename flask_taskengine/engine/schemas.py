@@ -34,7 +34,7 @@ class SchemaCodec:
             self._load(json.loads(text))
         except Faults as faults:
             raise payload_error(self.task_type, faults) from faults.__cause__
-        return text
+        return None if value is None else text
 
     def load(self, value: Any) -> Any:
         """Return what ``Schema.load`` makes of this parsed JSON."""

@@ -22,7 +22,7 @@ from .readers import ANY, LEAVES, STRICT_FLOAT, Form, Reader, array, choice, fix
 
 _LISTS = (list, collections.abc.Sequence, collections.abc.MutableSequence, collections.abc.Collection, collections.abc.Iterable)
 _OBJECTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
-_MADE_OF_LISTS: dict[Any, Any] = {tuple: tuple, set: set, collections.abc.Set: set, collections.abc.MutableSet: set, frozenset: frozenset}
+_SETS = (set, collections.abc.Set, collections.abc.MutableSet)
 
 _ANOTHER = "use a dataclass or a type with a documented JSON form, or give schema= a marshmallow Schema"
 _ONE_TYPE = "use one type, or give schema= a marshmallow Schema"
@@ -57,8 +57,15 @@ class _Builder:
         self._aliases: set[int] = set()
 
     def form(self, annotation: Any, place: str) -> Form:
-        if isinstance(annotation, collections.abc.Hashable) and annotation in LEAVES:
-            return LEAVES[annotation]
+        try:
+            leaf = LEAVES.get(annotation)
+        except TypeError:
+            leaf = None
+        if leaf is not None:
+            return leaf
+        if isinstance(annotation, typing.ForwardRef):
+            # What is left once all names are known: an alias, such as one for any JSON, that contains itself.
+            return ANY
         if isinstance(annotation, typing.NewType):
             return self.form(annotation.__supertype__, place)
         if hasattr(annotation, "__value__"):
@@ -78,7 +85,7 @@ class _Builder:
 
     def _class(self, cls: type, place: str) -> Form:
         if hasattr(cls, "__mapper__"):
-            return self._refuse(place, f"{cls.__name__} is a mapped class", "pass its id and load it in the handler")
+            return self._refuse(place, f"{cls.__name__} is a mapped class", "pass its id, and load it in the handler")
         if dataclasses.is_dataclass(cls):
             return self._dataclass(cls, place)
         if issubclass(cls, enum.Flag):
@@ -94,7 +101,8 @@ class _Builder:
         if origin in (typing.Union, types.UnionType):
             return self._union(arguments, place)
         if origin is typing.Literal:
-            return choice({(type(value), value): value for value in map(json_form, arguments)})
+            written = [json_form(value) for value in arguments]
+            return choice({(type(form), form): value for form, value in zip(written, arguments, strict=True)})
         if origin in (typing.Annotated, typing.Final):
             return self.form(arguments[0], place)
         return self._container(origin or annotation, arguments, place)
@@ -106,10 +114,10 @@ class _Builder:
             return mapping(self.form(arguments[1], place) if arguments else ANY)
         if origin is tuple and arguments and arguments[-1] is not ...:
             return fixed_array([self.form(argument, place) for argument in arguments])
-        make = list if origin in _LISTS else _MADE_OF_LISTS.get(origin)
-        if make is None:
-            return self._refuse(place, f"{_name(origin)} has no JSON form", _ANOTHER)
-        return array(self.form(arguments[0], place) if arguments else ANY, make)
+        for kinds, make in ((_LISTS, list), (_SETS, set), ((frozenset,), frozenset), ((tuple,), tuple)):
+            if origin in kinds:
+                return array(self.form(arguments[0], place) if arguments else ANY, make)
+        return self._refuse(place, f"{_name(origin)} has no JSON form", _ANOTHER)
 
     def _union(self, members: tuple[Any, ...], place: str) -> Form:
         forms = [self.form(member, place) for member in members]
@@ -168,7 +176,7 @@ class _Builder:
 
     def _refuse(self, place: str, what: str, remedy: str) -> Form:
         self.faults.append(f"{place}: {what}: {remedy}")
-        return ANY
+        return Form(ANY.read, frozenset())
 
 
 def _name(annotation: Any) -> str:
