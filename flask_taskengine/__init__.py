@@ -21,9 +21,10 @@ from .domain.limits import Limits
 from .domain.retry import RetryPolicy
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, Task
-from .engine.context import TaskContext, current_task
+from .engine.context import TaskContext
 from .engine.processor import TaskProcessor
 from .extension import TaskEngine
+from .runtime.run import current_task
 
 __all__ = [
     "ConfigError",

@@ -77,6 +77,8 @@ class TaskEngine:
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
         app.teardown_appcontext(self._forgive_errors)
+        if db is not None or "sqlalchemy" in app.extensions:
+            host.sql_engine()
 
     # --- processors ---------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from werkzeug.local import LocalProxy
-
 _logger = logging.getLogger("flask_taskengine.task")
 
 
@@ -57,6 +55,3 @@ class TaskContext:
 
 running: ContextVar[TaskContext] = ContextVar("flask_taskengine_running")
 """The context of the attempt that this thread runs."""
-
-current_task: TaskContext = LocalProxy(running, unbound_message="no task is running here: current_task exists inside a handler only")  # type: ignore[assignment]
-"""The attempt that this thread runs, wherever the handler's code needs it."""

@@ -13,6 +13,7 @@ from ..domain.task import Enqueued, NewTask
 from ..store import tasks
 from ..store.dialects.base import Dialect, KeyHeld
 from .payload import PayloadCodec
+from .registry import type_fault
 
 _INT32 = 2**31 - 1
 _KEY_LENGTH = 255
@@ -83,8 +84,9 @@ def prepared(new: NewTask, codec: PayloadCodec, max_payload: int) -> NewTask:
 
 
 def _check(new: NewTask) -> None:
-    if not isinstance(new.type, str) or not 0 < len(new.type) <= _KEY_LENGTH or "\0" in new.type or new.type.strip() != new.type:
-        raise InvalidArgument(f"the task type is {new.type!r:.60}: give a text of 1 to {_KEY_LENGTH} characters")
+    fault = type_fault(new.type)
+    if fault is not None:
+        raise InvalidArgument(fault)
     _check_int("priority", new.priority, -_INT32 - 1)
     if new.max_attempts is not None:
         _check_int("max_attempts", new.max_attempts, 1)

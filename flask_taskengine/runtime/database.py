@@ -9,7 +9,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..domain.errors import ConfigError
 from ..store.dialects.base import Dialect
 from .host import Host
 from .watchdog import Watchdog
@@ -21,10 +20,13 @@ _logger = logging.getLogger("flask_taskengine")
 
 
 def own_engine(host: Host) -> sa.Engine:
-    """Return an engine that connects as the host's does, with a pool of its own: handlers can not starve the heartbeat."""
+    """Return an engine that connects as the host's does, with a pool of its own: handlers can not starve the heartbeat.
+
+    Raises:
+        ConfigError: no other process can see this database.
+    """
     theirs = host.sql_engine()
-    if theirs.dialect.name == "sqlite" and theirs.url.database in (None, "", ":memory:"):
-        raise ConfigError("the database is in memory, where a worker can not see it: use a file, such as sqlite:///app.db")
+    host.dialect(theirs.dialect.name).require_shared(theirs.url)
     return sa.Engine(theirs.pool.recreate(), theirs.dialect, theirs.url)
 
 

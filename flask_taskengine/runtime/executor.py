@@ -20,7 +20,7 @@ from ..domain.errors import (
     TaskTimedOut,
     WorkerStopping,
 )
-from ..domain.outcome import Ending, Failure, Interrupted, Orphaned, Raised, Rejected, Returned, Snoozed, TimedOut
+from ..domain.outcome import Ending, Interrupted, Raised, Rejected, Returned, Snoozed, TimedOut
 from ..domain.task import Claimed
 from ..engine.context import TaskContext, running
 from ..engine.failures import failure_from

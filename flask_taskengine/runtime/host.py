@@ -46,7 +46,9 @@ class Host:
     def sql_engine(self) -> sa.Engine:
         """Return the host's own engine of the default bind; does not connect."""
         with self.app.app_context():
-            return self.database().engine
+            engine = self.database().engine
+        self.dialect(engine.dialect.name).prepare(engine, tune=self.settings.sqlite_pragmas)
+        return engine
 
     def dialect(self, database: str) -> Dialect:
         """Return the statements for a database, given SQLAlchemy's name for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import time
 
 from ..domain.outcome import Interrupted
@@ -69,5 +68,3 @@ class RollCall:
             ended = Ended(task, Interrupted(), 0.0)
             outcome = self._completer.settle(connection, ended)
         self._completer.announce(ended, outcome)
-
-

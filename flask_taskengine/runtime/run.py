@@ -10,16 +10,25 @@ from contextvars import ContextVar
 from enum import Enum
 from typing import Any
 
+from werkzeug.local import LocalProxy
+
 from ..domain.errors import TaskInterrupt
 from ..domain.task import Claimed
-from ..engine.context import TaskContext
+from ..engine.context import TaskContext, running
 from .host import Host
 
 current: ContextVar[Run | None] = ContextVar("flask_taskengine_run", default=None)
 """The run of this thread; None outside of handlers."""
 
+current_task: TaskContext = LocalProxy(  # type: ignore[assignment]
+    running, unbound_message="no task is running here: current_task exists inside a handler only"
+)
+"""The attempt that this thread runs, wherever the handler's code needs it."""
+
 
 class Phase(Enum):
+    """Where a run stands, which says what other threads may do to it."""
+
     WAITING = "waiting"
     HANDLER = "handler"
     """Only now may another thread raise into it."""

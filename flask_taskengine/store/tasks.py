@@ -115,9 +115,7 @@ def hold(connection: sa.Connection, tables: Tables, task_id: int, claims: int) -
     """Say whether the attempt still holds the task, and keep it so until the transaction ends."""
     c = tables.task.c
     statement = (
-        sa.select(sa.literal(1))
-        .where(c.id == task_id, c.claims == claims, c.status == TaskStatus.RUNNING.value)
-        .with_for_update(read=True)
+        sa.select(sa.literal(1)).where(c.id == task_id, c.claims == claims, c.status == TaskStatus.RUNNING.value).with_for_update(read=True)
     )
     return connection.execute(statement).scalar() is not None
 

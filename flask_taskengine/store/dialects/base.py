@@ -22,7 +22,7 @@ class KeyHeld(Exception):
 class Listener(Protocol):
     """Waits for wake-ups on a connection of its own, which does nothing else."""
 
-    mode: str
+    mode: ClassVar[str]
     """How it learns of a wake-up, in a word for the log."""
 
     def wait(self, timeout: float) -> bool:
@@ -90,6 +90,16 @@ class Dialect(ABC):
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         """Return every type with PENDING tasks and the seconds until its earliest is due."""
+
+    def prepare(self, engine: sa.Engine, *, tune: bool) -> None:  # noqa: B027 - most databases need nothing
+        """Set up the host's own engine, before it connects; ``tune`` is the setting ``SQLITE_PRAGMAS``."""
+
+    def require_shared(self, url: sa.URL) -> None:  # noqa: B027 - a server is shared by its nature
+        """Make sure that another process can see the database.
+
+        Raises:
+            ConfigError: it can not.
+        """
 
     @abstractmethod
     def cancel_statement(self, driver: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
+from ...domain.errors import ConfigError
 from ...domain.task import Claimed, NewTask
 from ..tables import Names
 from ..types import JsonText, UtcDateTime
@@ -110,7 +111,10 @@ class SQLite(Dialect):
     def _claimed(self, row: Sequence[Any]) -> Claimed:
         payload, trace = (_JSON.process_result_value(row[i], self._dialect) for i in (2, 11))
         available_at, created_at, claimed_at = (self._time(row[i]) for i in (6, 7, 8))
-        return Claimed(row[0], row[1], payload, *row[3:6], available_at, created_at, claimed_at, row[9], row[10], trace)
+        task_id, task_type, _, priority, attempts, max_attempts, *_, claims, key, _ = row
+        return Claimed(
+            task_id, task_type, payload, priority, attempts, max_attempts, available_at, created_at, claimed_at, claims, key, trace
+        )
 
     def _time(self, text: str) -> datetime:
         moment = _TIME.process_result_value(text, self._dialect)
@@ -123,6 +127,14 @@ class SQLite(Dialect):
             " WHERE id = ? AND claims = ? AND status = 'RUNNING' AND cancel_requested_at IS NULL"
         )
         return {i for i, claims, result in done if connection.exec_driver_sql(statement, (result, i, claims)).rowcount == 1}
+
+    def prepare(self, engine: sa.Engine, *, tune: bool) -> None:
+        if tune and not sa.event.contains(engine, "connect", _set_pragmas):
+            sa.event.listen(engine, "connect", _set_pragmas)
+
+    def require_shared(self, url: sa.URL) -> None:
+        if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
+            raise ConfigError("the database is in memory, where a worker can not see it: use a file, such as sqlite:///app.db")
 
     def listener(self, engine: sa.Engine, url: str | None) -> Listener:
         return SQLiteListener(engine)
@@ -150,10 +162,17 @@ class SQLite(Dialect):
         return {task_type: wait for task_type, wait in connection.exec_driver_sql(statement, parameters)}
 
 
+def _set_pragmas(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    for pragma in _PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
 class SQLiteListener:
     """Looks at the file's change counter: no statement reads a table, and other processes' commits show at once."""
 
-    mode = "file changes"
+    mode: ClassVar[str] = "file changes"
 
     def __init__(self, engine: sa.Engine) -> None:
         self._connection = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -181,5 +200,7 @@ class SQLiteListener:
 
 
 _LOOK_EVERY = 0.05
+# Readers and the one writer do not block each other; a writer waits for its turn; a commit survives a crash of the process.
+_PRAGMAS = ("busy_timeout = 15000", "journal_mode = WAL", "synchronous = NORMAL")
 _TIME = UtcDateTime()
 _JSON = JsonText()
