@@ -165,7 +165,9 @@ class Completer:
         )
 
     def _write(self, connection: sa.Connection, task: Claimed, outcome: Outcome) -> bool:
-        if outcome.status is TaskStatus.SUCCEEDED and not self._keeps_succeeded:
+        if outcome.status is TaskStatus.SUCCEEDED:
+            if self._keeps_succeeded:
+                return self._database.dialect.complete(connection, task.id, task.claims, outcome.result)
             return tasks.complete_and_delete(connection, self._database.tables, task.id, task.claims)
         return tasks.finish(connection, self._database.tables, task.id, task.claims, outcome)
 

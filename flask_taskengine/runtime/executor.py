@@ -204,9 +204,10 @@ class Executor:
     def _end(self, run: Run, ending: Ending | None) -> None:
         with self._lock:
             self._runs.pop((run.task.id, run.task.claims), None)
+        duration = time.monotonic() - run.started
         if ending is not None:
-            self._completer.put(Ended(run.task, ending, time.monotonic() - run.started))
-        self._slots.give_back(run.task.type)
+            self._completer.put(Ended(run.task, ending, duration))
+        self._slots.give_back(run.task.type, duration)
 
     # --- interrupts ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 
 
+_WEIGHT = 0.1
+
+
 class Slots:
     """The free slots of a worker; a claimed task has one until its handler has ended."""
 
@@ -15,6 +18,8 @@ class Slots:
         self._on_free = on_free
         self._taken: Counter[str] = Counter()
         self._in_use = 0
+        self.typical = 0.0
+        """Seconds that a task has a slot, as a moving average."""
         self._lock = threading.Lock()
 
     @property
@@ -33,8 +38,9 @@ class Slots:
             self._in_use += 1
             self._taken[task_type] += 1
 
-    def give_back(self, task_type: str) -> None:
+    def give_back(self, task_type: str, duration: float) -> None:
         with self._lock:
+            self.typical += _WEIGHT * (duration - self.typical)
             self._in_use -= 1
             self._taken[task_type] -= 1
         self._on_free(task_type)

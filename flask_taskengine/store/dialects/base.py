@@ -77,6 +77,10 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
+        """Mark one task as SUCCEEDED, if the attempt still holds it and nobody asked to cancel it."""
+
+    @abstractmethod
     def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
         """Mark tasks as SUCCEEDED, given (id, claims, result); return the ids of those that still were this attempt's.
 

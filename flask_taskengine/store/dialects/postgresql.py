@@ -50,6 +50,10 @@ class PostgreSQL(Dialect):
         )
         self._insert_rows_new = f"{self._insert_rows} RETURNING id, NULL"
         self._insert_rows_keyed = f"{self._insert_rows} {skip_existing} RETURNING id, idempotency_key"
+        self._complete = (
+            f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = statement_timestamp(), updated_at = statement_timestamp(),"
+            " result = %s::jsonb WHERE id = %s AND claims = %s AND status = 'RUNNING' AND cancel_requested_at IS NULL"
+        )
         self._claims: dict[int, str] = {}
 
     @staticmethod
@@ -104,6 +108,9 @@ class PostgreSQL(Dialect):
         if statement is None:
             statement = self._claims[ceiling] = _CLAIM.format(task=self.task, node=self.node, type=self.type, ceiling=ceiling)
         return statement
+
+    def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
+        return connection.exec_driver_sql(self._complete, (result, task_id, claims)).rowcount == 1
 
     def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
         # Locked in the order of the ids, so that two statements over the same rows can not deadlock.

@@ -34,6 +34,10 @@ class SQLite(Dialect):
         self._dialect = self.sqlalchemy_dialect()
         self._columns = "(type, payload, priority, idempotency_key, max_attempts, available_at, trace_context)"
         self._values = f"(?, ?, ?, ?, ?, coalesce(?, strftime('%Y-%m-%d %H:%M:%f', 'now', printf('%+.3f seconds', ?)), {_NOW}), ?)"
+        self._complete = (
+            f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = {_NOW}, updated_at = {_NOW}, result = ?"
+            " WHERE id = ? AND claims = ? AND status = 'RUNNING' AND cancel_requested_at IS NULL"
+        )
         self._skip_existing = "ON CONFLICT (idempotency_key) WHERE idempotency_key IS NOT NULL DO NOTHING"
 
     @staticmethod
@@ -121,12 +125,11 @@ class SQLite(Dialect):
         assert moment is not None
         return moment
 
+    def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
+        return connection.exec_driver_sql(self._complete, (result, task_id, claims)).rowcount == 1
+
     def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
-        statement = (
-            f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = {_NOW}, updated_at = {_NOW}, result = ?"
-            " WHERE id = ? AND claims = ? AND status = 'RUNNING' AND cancel_requested_at IS NULL"
-        )
-        return {i for i, claims, result in done if connection.exec_driver_sql(statement, (result, i, claims)).rowcount == 1}
+        return {task_id for task_id, claims, result in done if self.complete(connection, task_id, claims, result)}
 
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:
         if tune and not sa.event.contains(engine, "connect", _set_pragmas):
