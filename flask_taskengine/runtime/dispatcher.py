@@ -110,7 +110,7 @@ class Dispatcher:
         return 0 if self._backlog else self._sleep(rooms, quiet and not claimed)
 
     def _linger(self, free: int) -> float:
-        """Return how long to wait for more free slots: with a backlog of short tasks, one claim for several costs less than one for each."""
+        """Return how long to wait for more free slots: of a backlog of short tasks, one claim for several is cheaper than one for each."""
         typical = self._slots.typical
         if self._lingering or not self._backlog or free >= self._slots.size // 2 or typical > _SHORT:
             self._lingering = False

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-
 _WEIGHT = 0.1
 
 

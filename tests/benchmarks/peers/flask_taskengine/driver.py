@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import common
+import common  # type: ignore[import-not-found]  # on the harness's path, not on ours
 import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
@@ -25,16 +25,19 @@ engine = TaskEngine()
 
 @engine.task("noop")
 def noop(payload: dict[str, int]) -> None:
+    """Do nothing but say so."""
     common.record(payload["n"])
 
 
 @engine.task("db")
 def write_row(payload: dict[str, int]) -> None:
+    """Write one row through the session, in the transaction that completes the task."""
     db.session.execute(sa.text("INSERT INTO effects (n) VALUES (:n)"), payload)
     common.record(payload["n"])
 
 
 def create_app() -> Flask:
+    """Make the host app."""
     app = Flask(__name__)
     app.config.from_prefixed_env()
     app.config["SQLALCHEMY_DATABASE_URI"] = URL
@@ -63,11 +66,11 @@ class Producer:
 class Driver:
     """What the harness asks of a peer."""
 
-    versions = [common.version(name) for name in ("flask-taskengine", "SQLAlchemy", "psycopg")]
+    versions: ClassVar = [common.version(name) for name in ("flask-taskengine", "SQLAlchemy", "psycopg")]
     store = "postgres"
     remaining_sql = "SELECT count(*) FROM taskengine_task WHERE finished_at IS NULL"
     note = "db handlers write through db.session: effect and completion are one transaction"
-    profiles: dict[str, dict[str, Any]] = {
+    profiles: ClassVar[dict[str, dict[str, Any]]] = {
         "a": {"procs": 1, "options": ["--concurrency", "10"], "note": "defaults, concurrency 10"},
         "b": {"procs": 1, "options": ["--concurrency", "100"], "note": "concurrency 100, 1 process"},
         "b2": {"procs": 2, "options": ["--concurrency", "100"], "note": "concurrency 100, 2 processes"},
@@ -84,7 +87,7 @@ class Driver:
     def worker(self, profile: str) -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
         flask = Path(sys.executable).with_name("flask")
-        os.execv(flask, [str(flask), "--app", "driver:create_app", "taskengine", "worker", *self.profiles[profile]["options"]])  # noqa: S606
+        os.execv(flask, [str(flask), "--app", "driver:create_app", "taskengine", "worker", *self.profiles[profile]["options"]])
 
     def count(self) -> dict[str, Any]:
         counted: dict[str, Any] = common.count_by("taskengine_task", "status", ["PENDING"], ["SUCCEEDED"])
