@@ -1,0 +1,108 @@
+"""What all commands have in common: how they reach the app, how they answer, and how they say what went wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+import sqlalchemy as sa
+from flask import current_app, has_app_context
+from flask.cli import with_appcontext
+
+from ..domain.errors import ConfigError, TaskEngineError
+from ..runtime.host import Host
+from ..store import migrations
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, allow_from_autoenv=False, help='Print one JSON value, also of an error: {"error": ...}.'
+)
+
+
+class Command(click.Command):
+    """Says what the engine or the database refused in one line, or with ``--json`` as one value; the exit code is then 1."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
+        """Read the arguments; a wrong one is answered as JSON where JSON was asked for."""
+        given = list(args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.ClickException as error:
+            if "--json" not in given:
+                raise
+            raise _as_json(error.format_message(), error.exit_code) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command and word what it raises."""
+        as_json = ctx.params.get("as_json", False)
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if not as_json:
+                raise
+            raise _as_json(error.format_message(), error.exit_code) from error
+        except (TaskEngineError, sa.exc.DBAPIError) as error:
+            # Before the app is loaded, only the engine's own errors are ours to word.
+            if not has_app_context() and not isinstance(error, TaskEngineError):
+                raise
+            text = _worded(error)
+            raise _as_json(text, 1) if as_json else click.ClickException(text) from error
+        except Exception as error:
+            if as_json:
+                _print_json({"error": f"{type(error).__name__}: {error}"})
+            raise
+
+
+def command(name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
+    """Make a function a command that runs inside the app's context; its docstring is the help."""
+
+    def made(function: Callable[..., Any]) -> Command:
+        return click.command(name, cls=Command)(with_appcontext(function))
+
+    return made
+
+
+def current_host() -> Host:
+    """Return what the engine knows of the current app.
+
+    Raises:
+        ConfigError: the app has no engine.
+    """
+    engine = current_app.extensions.get("taskengine")
+    if engine is None:
+        raise ConfigError(f"the app {current_app.name!r} has no TaskEngine: call TaskEngine(app, db), or engine.init_app(app)")
+    host: Host = engine.host(current_app._get_current_object())  # type: ignore[attr-defined]
+    return host
+
+
+def answer(as_json: bool, value: Any, text: str) -> None:
+    """Print the one or the other."""
+    if as_json:
+        _print_json(value)
+    else:
+        click.echo(text)
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def _as_json(text: str, exit_code: int) -> click.exceptions.Exit:
+    _print_json({"error": text})
+    return click.exceptions.Exit(exit_code)
+
+
+def _worded(error: TaskEngineError | sa.exc.DBAPIError) -> str:
+    if isinstance(error, TaskEngineError):
+        return str(error)
+    said = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
+    try:
+        host = current_host()
+        with host.sql_engine().connect() as connection:
+            faults = migrations.schema_faults(connection, host.names)
+    except sa.exc.DBAPIError:
+        return f"the database does not answer: {said}; see that it runs, and that SQLALCHEMY_DATABASE_URI is right"
+    return "; ".join(faults) or f"the database refused this: {said}"
