@@ -18,8 +18,8 @@ from .slots import Slots
 
 SATURATED_RECHECK = 0.5
 """Seconds between looks at a cluster-wide limit while a type at its limit has due tasks."""
-_CONTENDED = 0.02
-"""Seconds to wait where something is due that another node is claiming at this moment."""
+_CONTENDED = (0.01, 1.0)
+"""Seconds, growing from the first to the second, to wait where something is due that another transaction has locked."""
 _DRAINING = 0.1
 _SHORT = 0.02
 """Seconds below which a task is so short that claiming for each one alone is a cost worth avoiding."""
@@ -51,6 +51,7 @@ class Dispatcher:
         self._slot_wanted = True
         self._types_wanted: frozenset[str] = frozenset()
         self._backlog = False
+        self._contended = 0
         self._lingering = False
         self._full_at: set[str] = set()
         self._next_full_round = 0.0
@@ -102,6 +103,8 @@ class Dispatcher:
         if left > 0 and self._full_at and not self._has_room_again(rooms):
             return min(left, SATURATED_RECHECK)
         claimed, rooms = self._claim(rooms, free)
+        if claimed:
+            self._contended = 0
         for task in claimed:
             emit(task_claimed, self._host.sender, **facts(task, self.node))
             self._start(task)
@@ -139,7 +142,8 @@ class Dispatcher:
         waits += [wait for wait in due.values() if wait > 0]
         overdue = {task_type for task_type, wait in due.items() if wait <= 0}
         if overdue & rooms.open.keys():
-            waits.append(_CONTENDED * random.uniform(0.5, 1.5))
+            waits.append(min(_CONTENDED[1], _CONTENDED[0] * 2**self._contended) * random.uniform(0.5, 1.0))
+            self._contended = min(self._contended + 1, 10)
         if self.draining:
             waits.append(_DRAINING)
         self._full_at = overdue & rooms.saturated & self.cluster_limits.keys()

@@ -89,7 +89,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
-        """Return for each type with PENDING tasks the seconds until its earliest is due; negative where it is overdue."""
+        """Return for each type with PENDING tasks the seconds until its earliest is due, negative where it is overdue; no paused ones."""
 
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:

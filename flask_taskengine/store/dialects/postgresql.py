@@ -127,7 +127,11 @@ class PostgreSQL(Dialect):
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
     def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
-        return self._due(connection, "SELECT unnest(%(types)s::text[])", {"types": list(types)})
+        known = (
+            "SELECT w.type FROM unnest(%(types)s::text[]) AS w (type)"
+            f" WHERE NOT EXISTS (SELECT FROM {self.type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)"
+        )
+        return self._due(connection, known, {"types": list(types)})
 
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         first = f"(SELECT type FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {{more}} ORDER BY type LIMIT 1)"

@@ -152,7 +152,8 @@ class SQLite(Dialect):
 
     def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
         marks = ", ".join("?" * len(types))
-        return self._due(connection, f"AND type IN ({marks})", tuple(types))
+        unpaused = f"NOT EXISTS (SELECT 1 FROM {self.type} p WHERE p.type IN ({self.task}.type, '*') AND p.paused_at IS NOT NULL)"
+        return self._due(connection, f"AND type IN ({marks}) AND {unpaused}", tuple(types))
 
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         return self._due(connection, "", ())
