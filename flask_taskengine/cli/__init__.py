@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 
+from .acting import cancel, delete, retry, retry_dead
 from .deployment import migrate
+from .enqueueing import enqueue
+from .looking import list_, show, stats
 from .worker import worker
 
 __all__ = ["taskengine"]
@@ -12,8 +15,8 @@ __all__ = ["taskengine"]
 
 @click.group(context_settings={"auto_envvar_prefix": "TASKENGINE"})
 def taskengine() -> None:
-    """Durable tasks in the app's own database: run them, look at them, act on them."""
+    """Durable tasks in the app's own database."""
 
 
-for _command in (worker, migrate):
+for _command in (worker, migrate, enqueue, list_, show, retry, retry_dead, cancel, delete, stats):
     taskengine.add_command(_command)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NamedTuple
 
 import click
 import sqlalchemy as sa
@@ -14,12 +16,15 @@ from flask.cli import with_appcontext
 from ..domain.errors import ConfigError, TaskEngineError
 from ..runtime.host import Host
 from ..store import migrations
-
-F = TypeVar("F", bound=Callable[..., Any])
+from ..store.clock import db_now
+from ..store.dialects.base import Dialect
+from ..store.tables import Tables
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, allow_from_autoenv=False, help='Print one JSON value, also of an error: {"error": ...}.'
 )
+
+task_id_argument = click.argument("task_id", metavar="ID", type=int)
 
 
 class Command(click.Command):
@@ -78,6 +83,36 @@ def current_host() -> Host:
     return host
 
 
+class Transaction(NamedTuple):
+    """Where a command's statements run."""
+
+    connection: sa.Connection
+    dialect: Dialect
+
+    @property
+    def tables(self) -> Tables:
+        """The engine's tables."""
+        return self.dialect.tables
+
+    def now(self) -> datetime:
+        """Read the database's clock."""
+        now: datetime = self.connection.execute(sa.select(db_now())).scalar_one()
+        return now
+
+
+@contextmanager
+def transaction(host: Host) -> Iterator[Transaction]:
+    """Give the transaction of ``db.session``, in which the engine's verbs work too; commits at the end, rolls back on an error."""
+    session = host.database().session
+    try:
+        connection = session.connection()
+        yield Transaction(connection, host.dialect(connection.dialect.name))
+        session.commit()
+    except BaseException:
+        session.rollback()
+        raise
+
+
 def answer(as_json: bool, value: Any, text: str) -> None:
     """Print the one or the other."""
     if as_json:
@@ -87,7 +122,7 @@ def answer(as_json: bool, value: Any, text: str) -> None:
 
 
 def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, default=str))
+    click.echo(json.dumps(value, default=str))
 
 
 def _as_json(text: str, exit_code: int) -> click.exceptions.Exit:

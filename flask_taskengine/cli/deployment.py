@@ -12,9 +12,10 @@ from .command import answer, command, current_host, json_option
 @click.option("--sql", is_flag=True, allow_from_autoenv=False, help="Print the DDL for the app's database; connect to nothing.")
 @json_option
 def migrate(sql: bool, as_json: bool) -> None:
-    """Bring the engine's tables into the app's database, or up to date.
+    """Bring the tables up to date.
 
-    May be run by any number of deployments at once; without anything to do it changes nothing.
+    Creates the engine's tables, indexes and triggers in the app's database, or brings them to the revision that this
+    version needs. Any number of processes may run it at once; where there is nothing to do it changes nothing.
 
     Example: flask taskengine migrate --sql > taskengine.sql
     """

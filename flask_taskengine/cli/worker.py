@@ -33,7 +33,9 @@ def _size(ctx: click.Context, parameter: click.Parameter, given: str | None) -> 
 @click.option("--max-memory", callback=_size, show_envvar=True, help="Replace a process that has grown to this, such as 500MiB.")
 @with_appcontext
 def worker(concurrency: int | None, node_id: str | None, **options: Any) -> None:
-    """Run tasks until told to stop; SIGTERM and SIGINT let running tasks finish first, a second one does not.
+    """Run tasks until told to stop.
+
+    SIGTERM and SIGINT let running tasks finish first, for up to TASKENGINE_SHUTDOWN_TIMEOUT; a second one does not.
 
     Example: flask taskengine worker --concurrency 4 --types email,report
     """
