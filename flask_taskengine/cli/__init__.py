@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from .acting import cancel, delete, retry, retry_dead
-from .deployment import migrate
+from .deployment import check, migrate
 from .enqueueing import enqueue
 from .looking import list_, show, stats
 from .worker import worker
@@ -18,5 +18,5 @@ def taskengine() -> None:
     """Durable tasks in the app's own database."""
 
 
-for _command in (worker, migrate, enqueue, list_, show, retry, retry_dead, cancel, delete, stats):
+for _command in (worker, migrate, check, enqueue, list_, show, retry, retry_dead, cancel, delete, stats):
     taskengine.add_command(_command)

@@ -18,7 +18,8 @@ _reset_option = click.option("--reset-attempts", is_flag=True, allow_from_autoen
 def retry(task_id: int, reset_attempts: bool, as_json: bool) -> None:
     """Run an ended task once more.
 
-    It must be DEAD, FAILED or CANCELLED, and becomes PENDING, due now. Without --reset-attempts a task whose attempts are exhausted gets one more.
+    It must be DEAD, FAILED or CANCELLED, and becomes PENDING, due now. Without --reset-attempts a task whose attempts
+    are exhausted gets one more.
 
     Example: flask taskengine retry 4711 --reset-attempts
     """

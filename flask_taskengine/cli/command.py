@@ -45,6 +45,8 @@ class Command(click.Command):
         as_json = ctx.params.get("as_json", False)
         try:
             return super().invoke(ctx)
+        except (click.exceptions.Exit, click.Abort):
+            raise
         except click.ClickException as error:
             if not as_json:
                 raise

@@ -105,6 +105,10 @@ class Dialect(ABC):
             ConfigError: it can not.
         """
 
+    def doubts(self, connection: sa.Connection) -> Sequence[str]:
+        """Return what about this database makes workers slow or unsafe, one sentence each, its remedy after a colon; reads only."""
+        return ()
+
     @abstractmethod
     def cancel_statement(self, driver: Any) -> None:
         """Cancel the statement that a driver connection is in, from another thread; returns once nothing can be hit by it any more."""

@@ -139,6 +139,15 @@ class SQLite(Dialect):
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
             raise ConfigError("the database is in memory, where a worker can not see it: use a file, such as sqlite:///app.db")
 
+    def doubts(self, connection: sa.Connection) -> Sequence[str]:
+        mode, wait = (connection.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("journal_mode", "busy_timeout"))
+        doubts = []
+        if mode != "wal":
+            doubts.append(f"the SQLite file is in journal mode {mode}, where readers and the writer block each other: {_REMEDY}")
+        if wait < _SHORT_WAIT:
+            doubts.append(f"a writer waits only {wait} ms for another before it fails with 'database is locked': {_REMEDY}")
+        return doubts
+
     def listener(self, engine: sa.Engine, url: str | None) -> Listener:
         return SQLiteListener(engine)
 
@@ -204,6 +213,8 @@ class SQLiteListener:
 
 
 _LOOK_EVERY = 0.05
+_SHORT_WAIT = 1000
+_REMEDY = "leave TASKENGINE_SQLITE_PRAGMAS on, or set the pragmas journal_mode = WAL and busy_timeout = 15000 on each connection"
 # Readers and the one writer do not block each other; a writer waits for its turn; a commit survives a crash of the process.
 _PRAGMAS = ("busy_timeout = 15000", "journal_mode = WAL", "synchronous = NORMAL")
 _TIME = UtcDateTime()
