@@ -29,6 +29,7 @@ from .settings import Settings
 from .signals import emit, task_enqueued
 from .store import migrations, tasks
 from .store.dialects.base import Dialect
+from .telemetry import logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 Where = scoped_session[Any] | Session | sa.Connection
@@ -76,6 +77,7 @@ class TaskEngine:
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
+        logs.connect()
         app.teardown_appcontext(self._forgive_errors)
         if db is not None or "sqlalchemy" in app.extensions:
             host.sql_engine()

@@ -25,7 +25,7 @@ task_claimed = namespace.signal("task_claimed", "A node has claimed the task; th
 # The common fields only.
 
 task_started = namespace.signal("task_started", "A node is about to call the handler.")
-# Also carries waited (seconds from due to start, by the database's clock).
+# Also carries waited (seconds from due to the claim, by the database's clock).
 
 task_succeeded = namespace.signal("task_succeeded", "The task is SUCCEEDED and that has committed.")
 # Also carries duration (seconds of this attempt).
@@ -42,7 +42,9 @@ task_dead = namespace.signal("task_dead", "The task is DEAD: its attempts are ex
 task_cancelled = namespace.signal("task_cancelled", "The task is CANCELLED.")
 # Also carries duration (None where it never ran).
 
-task_timed_out = namespace.signal("task_timed_out", "The attempt overran its timeout; task_retried or task_dead follows.")
+task_timed_out = namespace.signal(
+    "task_timed_out", "The attempt overran its timeout; what that means for the task follows as another signal."
+)
 # Also carries timeout (seconds).
 
 task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds the task: the attempt's writes are rolled back.")

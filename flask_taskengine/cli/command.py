@@ -76,12 +76,16 @@ def current_host() -> Host:
     """Return what the engine knows of the current app.
 
     Raises:
-        ConfigError: the app has no engine.
+        ConfigError: the app has no engine, or no database.
     """
     engine = current_app.extensions.get("taskengine")
     if engine is None:
         raise ConfigError(f"the app {current_app.name!r} has no TaskEngine: call TaskEngine(app, db), or engine.init_app(app)")
     host: Host = engine.host(current_app._get_current_object())  # type: ignore[attr-defined]
+    try:
+        host.database()
+    except RuntimeError as error:
+        raise ConfigError(str(error)) from None
     return host
 
 

@@ -22,8 +22,6 @@ from .host import Host
 CLOCK_TOLERANCE = 5.0
 """Seconds by which this machine's clock may differ from the database's before it is worth a word; nothing depends on it."""
 
-_STRICT = frozenset({"REPEATABLE READ", "SERIALIZABLE"})
-
 
 class Level(StrEnum):
     """How bad a finding is."""
@@ -53,8 +51,8 @@ def check(host: Host) -> list[Finding]:
     try:
         dialect.require_shared(engine.url)
         with engine.connect() as connection:
-            found += _database(connection, dialect)
             found += _clock(connection)
+            found += _database(connection, dialect)
             faults = list(_schema(connection, host))
             found += faults
             if all(finding.level is Level.OK for finding in faults):
@@ -98,13 +96,9 @@ def _database(connection: sa.Connection, dialect: Dialect) -> Iterator[Finding]:
     url = connection.engine.url.render_as_string(hide_password=True)
     yield Finding(Level.OK, "database", f"{connection.dialect.name} {version} at {url}")
     yield from (_sentence(Level.WARNING, "database", doubt) for doubt in dialect.doubts(connection))
-    isolation = connection.get_isolation_level()
-    if isolation == "AUTOCOMMIT":
+    if dialect.commits_by_itself(connection):
         text = "the app's connections commit by themselves, so a task is enqueued even if its transaction is rolled back"
         yield Finding(Level.ERROR, "isolation", text, "take AUTOCOMMIT out of SQLALCHEMY_ENGINE_OPTIONS")
-    elif isolation in _STRICT and isolation != connection.default_isolation_level:
-        text = f"the app's transactions are {isolation}: what the database refuses for that counts as a failed attempt"
-        yield Finding(Level.WARNING, "isolation", text, "give the types concerned enough attempts")
 
 
 def _clock(connection: sa.Connection) -> Iterator[Finding]:

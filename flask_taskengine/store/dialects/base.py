@@ -109,6 +109,10 @@ class Dialect(ABC):
         """Return what about this database makes workers slow or unsafe, one sentence each, its remedy after a colon; reads only."""
         return ()
 
+    def commits_by_itself(self, connection: sa.Connection) -> bool:
+        """Say whether each statement on a connection that is in use commits at once, so that nothing can be rolled back."""
+        return False
+
     @abstractmethod
     def cancel_statement(self, driver: Any) -> None:
         """Cancel the statement that a driver connection is in, from another thread; returns once nothing can be hit by it any more."""

@@ -156,6 +156,18 @@ class PostgreSQL(Dialect):
     def wake(self, connection: sa.Connection) -> None:
         connection.exec_driver_sql("SELECT pg_notify(%s, '')", (self.tables.names.channel,))
 
+    def doubts(self, connection: sa.Connection) -> Sequence[str]:
+        isolation = connection.get_isolation_level()
+        if isolation not in ("REPEATABLE READ", "SERIALIZABLE"):
+            return ()
+        cause = f"the app's transactions are {isolation}, and what the database refuses for that counts as a failed attempt"
+        return (f"{cause}: give such types attempts enough, or the app READ COMMITTED",)
+
+    def commits_by_itself(self, connection: sa.Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        status: int = driver.info.transaction_status
+        return status == psycopg.pq.TransactionStatus.IDLE
+
     def listener(self, engine: sa.Engine, url: str | None) -> Listener:
         return PostgreSQLListener(engine, url, self.tables.names.channel)
 

@@ -148,6 +148,11 @@ class SQLite(Dialect):
             doubts.append(f"a writer waits only {wait} ms for another before it fails with 'database is locked': {_REMEDY}")
         return doubts
 
+    def commits_by_itself(self, connection: sa.Connection) -> bool:
+        driver: Any = connection.connection.driver_connection
+        # Without the driver's own begin, a host may still begin by an event, as SQLAlchemy's documentation advises.
+        return driver.isolation_level is None and not driver.in_transaction
+
     def listener(self, engine: sa.Engine, url: str | None) -> Listener:
         return SQLiteListener(engine)
 
