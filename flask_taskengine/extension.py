@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from flask import Flask, current_app, has_app_context
+from flask import Flask, appcontext_pushed, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, scoped_session
 
@@ -77,8 +77,10 @@ class TaskEngine:
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
         app.teardown_appcontext(self._forgive_errors)
-        if db is not None or "sqlalchemy" in app.extensions:
+        if "sqlalchemy" in app.extensions:
             host.sql_engine()
+        else:
+            appcontext_pushed.connect(self._prepare_late, app)
 
     # --- processors ---------------------------------------------------------------------------------------------------
 
@@ -276,6 +278,12 @@ class TaskEngine:
     def host(self, app: Flask) -> Host:
         """Return what the engine knows of an app it is bound to."""
         return self._hosts[app]
+
+    def _prepare_late(self, app: Flask, **_: Any) -> None:
+        """Set up the database of an app that has got its Flask-SQLAlchemy after the engine."""
+        if "sqlalchemy" in app.extensions:
+            appcontext_pushed.disconnect(self._prepare_late, app)
+            self._hosts[app].sql_engine()
 
     def _host(self) -> Host:
         if has_app_context():

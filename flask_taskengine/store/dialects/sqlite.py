@@ -131,6 +131,8 @@ class SQLite(Dialect):
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:
         if tune and not sa.event.contains(engine, "connect", _set_pragmas):
             sa.event.listen(engine, "connect", _set_pragmas)
+        if not sa.event.contains(engine, "savepoint", _begin_before_savepoint):
+            sa.event.listen(engine, "savepoint", _begin_before_savepoint)
 
     def require_shared(self, url: sa.URL) -> None:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
@@ -167,6 +169,16 @@ def _set_pragmas(connection: Any, _: object) -> None:
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _begin_before_savepoint(connection: sa.Connection, _: str) -> None:
+    """Begin the transaction that the driver leaves out before a SAVEPOINT, whose release would commit then.
+
+    As a writer at once: a transaction that reads first can not write any more once another one has written.
+    """
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 class SQLiteListener:
