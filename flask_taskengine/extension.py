@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from types import EllipsisType
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from flask import Flask, appcontext_pushed, current_app, has_app_context
+from flask import Flask, Response, appcontext_pushed, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, scoped_session
+from werkzeug.exceptions import HTTPException
 
 from .domain.durations import seconds
 from .domain.errors import InvalidArgument
@@ -76,7 +78,8 @@ class TaskEngine:
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
-        app.teardown_appcontext(self._forgive_errors)
+        app.after_request(self._forgive_response)
+        app.teardown_request(self._forgive_error)
         if "sqlalchemy" in app.extensions:
             host.sql_engine()
         else:
@@ -217,13 +220,14 @@ class TaskEngine:
         return enqueueing.prepared(new, codec, host.settings.max_payload)
 
     def _note(self, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
-        if isinstance(target, Session):
-            created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
-            outbox.note(target, created, self._announce)
+        created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
 
-    def _announce(self, created: list[tuple[int, str]]) -> None:
-        for task_id, task_type in created:
-            emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+        def announce() -> None:
+            for task_id, task_type in created:
+                emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+
+        if created and isinstance(target, Session):
+            outbox.note(target, announce, created)
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -301,13 +305,18 @@ class TaskEngine:
         connection = target if isinstance(target, sa.Connection) else target.connection()
         return target, connection, host.dialect(connection.dialect.name)
 
-    def _forgive_errors(self, error: BaseException | None) -> None:
-        """An error rolls back on purpose: what was enqueued before it is no forgotten commit."""
-        if error is None:
-            return
-        registry = self._host().database().session.registry
-        if registry.has():
-            outbox.discard(registry())
+    def _forgive_error(self, error: BaseException | None) -> None:
+        """A request that fails rolls back on purpose: what it has enqueued is no forgotten commit."""
+        if error is not None and "sqlalchemy" in current_app.extensions:
+            registry = self._host().database().session.registry
+            if registry.has():
+                outbox.discard(registry())
+
+    def _forgive_response(self, response: Response) -> Response:
+        """A request that answers with an error fails too."""
+        if response.status_code >= HTTPStatus.BAD_REQUEST:
+            self._forgive_error(HTTPException(response=response))
+        return response
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:
