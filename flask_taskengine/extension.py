@@ -177,6 +177,8 @@ class TaskEngine:
 
     def enqueue_at(self, task_type: str, payload: Any, when: datetime, **options: Any) -> Enqueued:
         """Write a task that is not due before ``when``, an aware datetime; otherwise like ``enqueue``."""
+        if when is None:
+            raise InvalidArgument("the time to run at is None: give an aware datetime, or call enqueue")
         return self._write(options.pop("session", None), NewTask(type=task_type, payload=payload, available_at=when, **_options(options)))
 
     def enqueue_after(self, task_type: str, payload: Any, delay: timedelta | float | str, **options: Any) -> Enqueued:
