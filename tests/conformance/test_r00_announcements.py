@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 import sqlalchemy as sa
@@ -137,7 +138,7 @@ def test_an_app_context_that_is_left_without_a_commit_is_warned_about(shop: Shop
     with shop.app.app_context():
         shop.engine.enqueue("email")
     assert len(lost(caplog)) == 1
-    with pytest.raises(ValueError, match="no"), shop.app.app_context():
+    with suppress(ValueError), shop.app.app_context():
         shop.engine.enqueue("email")
         raise ValueError("no")
     assert len(lost(caplog)) == 1
