@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from types import EllipsisType
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from flask import Flask, current_app, has_app_context
+from flask import Flask, Response, appcontext_pushed, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, scoped_session
+from werkzeug.exceptions import HTTPException
 
 from .domain.durations import seconds
 from .domain.errors import InvalidArgument
@@ -78,9 +80,12 @@ class TaskEngine:
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
         logs.connect()
-        app.teardown_appcontext(self._forgive_errors)
-        if db is not None or "sqlalchemy" in app.extensions:
+        app.after_request(self._forgive_response)
+        app.teardown_request(self._forgive_error)
+        if "sqlalchemy" in app.extensions:
             host.sql_engine()
+        else:
+            appcontext_pushed.connect(self._prepare_late, app)
 
     # --- processors ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +179,8 @@ class TaskEngine:
 
     def enqueue_at(self, task_type: str, payload: Any, when: datetime, **options: Any) -> Enqueued:
         """Write a task that is not due before ``when``, an aware datetime; otherwise like ``enqueue``."""
+        if when is None:
+            raise InvalidArgument("the time to run at is None: give an aware datetime, or call enqueue")
         return self._write(options.pop("session", None), NewTask(type=task_type, payload=payload, available_at=when, **_options(options)))
 
     def enqueue_after(self, task_type: str, payload: Any, delay: timedelta | float | str, **options: Any) -> Enqueued:
@@ -217,13 +224,14 @@ class TaskEngine:
         return enqueueing.prepared(new, codec, host.settings.max_payload)
 
     def _note(self, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
-        if isinstance(target, Session):
-            created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
-            outbox.note(target, created, self._announce)
+        created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
 
-    def _announce(self, created: list[tuple[int, str]]) -> None:
-        for task_id, task_type in created:
-            emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+        def announce() -> None:
+            for task_id, task_type in created:
+                emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+
+        if created and isinstance(target, Session):
+            outbox.note(target, announce, created)
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -279,6 +287,12 @@ class TaskEngine:
         """Return what the engine knows of an app it is bound to."""
         return self._hosts[app]
 
+    def _prepare_late(self, app: Flask, **_: Any) -> None:
+        """Set up the database of an app that has got its Flask-SQLAlchemy after the engine."""
+        if "sqlalchemy" in app.extensions:
+            appcontext_pushed.disconnect(self._prepare_late, app)
+            self._hosts[app].sql_engine()
+
     def _host(self) -> Host:
         if has_app_context():
             host = self._hosts.get(current_app._get_current_object())  # type: ignore[attr-defined]
@@ -295,13 +309,18 @@ class TaskEngine:
         connection = target if isinstance(target, sa.Connection) else target.connection()
         return target, connection, host.dialect(connection.dialect.name)
 
-    def _forgive_errors(self, error: BaseException | None) -> None:
-        """An error rolls back on purpose: what was enqueued before it is no forgotten commit."""
-        if error is None:
-            return
-        registry = self._host().database().session.registry
-        if registry.has():
-            outbox.discard(registry())
+    def _forgive_error(self, error: BaseException | None) -> None:
+        """A request that fails rolls back on purpose: what it has enqueued is no forgotten commit."""
+        if error is not None and "sqlalchemy" in current_app.extensions:
+            registry = self._host().database().session.registry
+            if registry.has():
+                outbox.discard(registry())
+
+    def _forgive_response(self, response: Response) -> Response:
+        """A request that answers with an error fails too."""
+        if response.status_code >= HTTPStatus.BAD_REQUEST:
+            self._forgive_error(HTTPException(response=response))
+        return response
 
 
 def _options(options: dict[str, Any]) -> dict[str, Any]:

@@ -26,50 +26,49 @@ def enqueue(connection: sa.Connection, dialect: Dialect, new: NewTask) -> Enqueu
     Raises:
         KeyBusyError: another open transaction holds the key.
     """
-    return enqueue_many(connection, dialect, [new])[0] if new.idempotency_key is not None else _enqueue_new(connection, dialect, new)
-
-
-def _enqueue_new(connection: sa.Connection, dialect: Dialect, new: NewTask) -> Enqueued:
+    if new.idempotency_key is not None:
+        return enqueue_many(connection, dialect, [new])[0]
     task_id = dialect.insert(connection, new)
     assert task_id is not None
     return Enqueued(task_id, created=True)
 
 
 def enqueue_many(connection: sa.Connection, dialect: Dialect, news: Sequence[NewTask]) -> list[Enqueued]:
-    """Write tasks in the caller's transaction, in order, in few statements. Never commits.
+    """Write tasks in the caller's transaction in few statements; return a result for each, in order. Never commits.
 
     Raises:
         KeyBusyError: another open transaction holds one of the keys; none of the tasks is written.
     """
+    keys = [new.idempotency_key for new in news if new.idempotency_key is not None]
+    if not keys:
+        return [Enqueued(task_id, created=True) for task_id in dialect.insert_many(connection, news) if task_id is not None]
+    named = keys[0] if len(keys) == 1 else f"one of {len(keys)} keys"
+    try:
+        with dialect.guard_keys(connection):
+            made = _written_or_found(connection, dialect, news)
+            if None in made:
+                raise KeyHeld("other transactions write and remove it all the time: try again")
+    except KeyHeld as held:
+        raise KeyBusyError(named, str(held)) from held
+    return [result for result in made if result is not None]
+
+
+def _written_or_found(connection: sa.Connection, dialect: Dialect, news: Sequence[NewTask]) -> list[Enqueued | None]:
+    """Write each task or find the one that has its key; neither where that one is gone each time it is looked for."""
     made: list[Enqueued | None] = [None] * len(news)
     missing = list(range(len(news)))
     for _ in range(_TRIES):
-        ids = _insert(connection, dialect, [news[i] for i in missing])
+        ids = dialect.insert_many(connection, [news[i] for i in missing])
         for i, task_id in zip(missing, ids, strict=True):
-            made[i] = _made(connection, dialect, news[i], task_id)
-        missing = [i for i in missing if made[i] is None]
+            made[i] = None if task_id is None else Enqueued(task_id, created=True)
+        known = {i: key for i in missing if made[i] is None and (key := news[i].idempotency_key) is not None}
+        existing = tasks.ids_of_keys(connection, dialect.tables, sorted(set(known.values()))) if known else {}
+        for i, key in known.items():
+            made[i] = Enqueued(existing[key], created=False) if key in existing else None
+        missing = [i for i in known if made[i] is None]
         if not missing:
-            return [result for result in made if result is not None]
-    raise KeyBusyError(news[missing[0]].idempotency_key or "", "other transactions write and remove it all the time: try again")
-
-
-def _insert(connection: sa.Connection, dialect: Dialect, news: list[NewTask]) -> Sequence[int | None]:
-    try:
-        if len(news) == 1:
-            return [dialect.insert(connection, news[0])]
-        return dialect.insert_many(connection, news)
-    except KeyHeld as held:
-        keys = [new.idempotency_key for new in news if new.idempotency_key is not None]
-        raise KeyBusyError(keys[0] if len(keys) == 1 else f"one of {len(keys)} keys", str(held)) from held
-
-
-def _made(connection: sa.Connection, dialect: Dialect, new: NewTask, task_id: int | None) -> Enqueued | None:
-    """Return the result for one task; none where the row that had its key is gone again."""
-    if task_id is not None:
-        return Enqueued(task_id, created=True)
-    assert new.idempotency_key is not None
-    existing = tasks.id_of_key(connection, dialect.tables, new.idempotency_key)
-    return None if existing is None else Enqueued(existing, created=False)
+            break
+    return made
 
 
 def prepared(new: NewTask, codec: PayloadCodec, max_payload: int) -> NewTask:
@@ -91,7 +90,7 @@ def _check(new: NewTask) -> None:
     if new.max_attempts is not None:
         _check_int("max_attempts", new.max_attempts, 1)
     key = new.idempotency_key
-    if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_LENGTH and "\0" not in key):
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= _KEY_LENGTH and _is_storable(key)):
         raise InvalidArgument(f"idempotency_key is {key!r:.60}: give a text of 1 to {_KEY_LENGTH} characters without NUL, or None")
     when = new.available_at
     if when is not None and not isinstance(when, datetime):
@@ -103,3 +102,10 @@ def _check(new: NewTask) -> None:
 def _check_int(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32:
         raise InvalidArgument(f"{name} is {value!r}: give a whole number from {least} to {_INT32}")
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        return "\0" not in text and bool(text.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False

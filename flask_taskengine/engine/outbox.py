@@ -1,9 +1,10 @@
-"""What a session has enqueued and not yet committed: announced after the commit, warned about when it is thrown away."""
+"""What was done in a session's transaction and is announced once that has committed; a warning where it is thrown away."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,35 +14,36 @@ from sqlalchemy.orm import Session, SessionTransaction
 _KEY = "flask_taskengine.outbox"
 _logger = logging.getLogger("flask_taskengine")
 
-Announce = Callable[[list[tuple[int, str]]], None]
-
 
 @dataclass(slots=True)
 class _Noted:
     transaction: SessionTransaction | None
-    task_id: int
-    task_type: str
-    announce: Announce
+    announce: Callable[[], None]
+    created: Sequence[tuple[int, str]]
 
 
-def note(session: Session, created: list[tuple[int, str]], announce: Announce) -> None:
-    """Remember tasks (id, type) that were written in the session's transaction; ``announce`` gets them once it has committed."""
+def note(session: Session, announce: Callable[[], None], created: Sequence[tuple[int, str]] = ()) -> None:
+    """Remember what was done in the session's transaction.
+
+    Args:
+        announce: called once the transaction has committed, and never if it does not.
+        created: the tasks (id, type) that were written; losing them by a forgotten commit is worth a warning.
+    """
     inside = session.get_nested_transaction() or session.get_transaction()
-    noted = session.info.setdefault(_KEY, [])
-    noted.extend(_Noted(inside, task_id, task_type, announce) for task_id, task_type in created)
+    session.info.setdefault(_KEY, []).append(_Noted(inside, announce, created))
 
 
 def discard(session: Session) -> None:
-    """Forget what the session has enqueued: its transaction is rolled back on purpose."""
+    """Forget what was done in the session: its transaction is rolled back on purpose."""
     session.info.pop(_KEY, None)
 
 
 def _after_commit(session: Session) -> None:
-    noted: list[_Noted] | None = session.info.pop(_KEY, None)
-    if not noted:
-        return
-    for announce in dict.fromkeys(entry.announce for entry in noted):
-        announce([(entry.task_id, entry.task_type) for entry in noted if entry.announce == announce])
+    if session.get_nested_transaction() is not None:
+        return  # The release of a savepoint, which commits nothing.
+    noted: list[_Noted] = session.info.pop(_KEY, ())
+    for entry in noted:
+        entry.announce()
 
 
 def _after_rollback(session: Session) -> None:
@@ -61,12 +63,19 @@ def _after_end(session: Session, transaction: SessionTransaction) -> None:
                 entry.transaction = transaction.parent
         return
     discard(session)
-    ids = ", ".join(str(entry.task_id) for entry in noted[:5]) + (", …" if len(noted) > 5 else "")
+    lost = [task for entry in noted for task in entry.created]
+    # An error on its way through is why there was no commit.
+    if lost and not isinstance(sys.exc_info()[1], Exception):
+        _warn(lost)
+
+
+def _warn(lost: list[tuple[int, str]]) -> None:
+    ids = ", ".join(str(task_id) for task_id, _ in lost[:5]) + (", …" if len(lost) > 5 else "")
     _logger.warning(
         "%d enqueued task(s) are lost (%s, first of type %r): the session was closed without a commit; call db.session.commit()",
-        len(noted),
+        len(lost),
         ids,
-        noted[0].task_type,
+        lost[0][1],
     )
 
 

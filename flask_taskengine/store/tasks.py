@@ -14,6 +14,7 @@ from ..domain.task import Claimed, Task
 from .clock import db_after, db_now, seconds_since
 from .tables import Tables
 
+_KEYS_AT_ONCE = 1000
 _COLUMNS = tuple(f.name for f in fields(Task))
 
 
@@ -23,9 +24,13 @@ def get(connection: sa.Connection, tables: Tables, task_id: int) -> Task | None:
     return None if row is None else _task(row)
 
 
-def id_of_key(connection: sa.Connection, tables: Tables, idempotency_key: str) -> int | None:
-    """Read the id of the task that has this key."""
-    found: int | None = connection.execute(sa.select(tables.task.c.id).where(tables.task.c.idempotency_key == idempotency_key)).scalar()
+def ids_of_keys(connection: sa.Connection, tables: Tables, keys: Sequence[str]) -> dict[str, int]:
+    """Read the ids of the tasks that have these idempotency keys."""
+    c = tables.task.c
+    found: dict[str, int] = {}
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        statement = sa.select(c.idempotency_key, c.id).where(c.idempotency_key.in_(keys[start : start + _KEYS_AT_ONCE]))
+        found |= {key: task_id for key, task_id in connection.execute(statement)}
     return found
 
 

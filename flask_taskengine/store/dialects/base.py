@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Protocol
 
 import sqlalchemy as sa
@@ -53,18 +54,21 @@ class Dialect(ABC):
 
     @abstractmethod
     def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
-        """Write one task; ``None`` where its idempotency key exists.
-
-        Raises:
-            KeyHeld: another open transaction holds the key.
-        """
+        """Write one task; ``None`` where its idempotency key exists. With a key, only inside ``guard_keys``."""
 
     @abstractmethod
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
-        """Write tasks in order; ``None`` in place of each whose idempotency key exists, in the table or earlier in the list.
+        """Write tasks; ``None`` in place of each whose idempotency key exists, in the table or earlier in the list.
+
+        Those without a key get their ids in the order of the list. With keys, only inside ``guard_keys``.
+        """
+
+    @abstractmethod
+    def guard_keys(self, connection: sa.Connection) -> AbstractContextManager[None]:
+        """Bound the wait for idempotency keys that other open transactions hold.
 
         Raises:
-            KeyHeld: another open transaction holds one of the keys; nothing of this call is written.
+            KeyHeld: the block waited in vain; nothing of it is written, the caller's transaction is still usable.
         """
 
     @abstractmethod

@@ -15,11 +15,16 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask
 from ..tables import Names
-from .base import KEY_WAIT, Dialect, KeyHeld, Listener
+from . import base
+from .base import Dialect, KeyHeld, Listener
 from .postgresql_listen import PostgreSQLListener
 
-_LOCK_NOT_AVAILABLE = "55P03"
-_SERIALIZATION_FAILURE = "40001"
+# By SQLSTATE: lock not available, deadlock detected, serialization failure.
+_KEY_REASONS = {
+    "55P03": "another open transaction holds it: try again once that has ended",
+    "40P01": "another open transaction holds it and waits for this one: roll back and run the whole transaction again",
+    "40001": "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again",
+}
 _INSERT_CHUNK = 2000
 _CANCEL_TIMEOUT = 3.0
 
@@ -63,12 +68,9 @@ class PostgreSQL(Dialect):
     # --- enqueue ------------------------------------------------------------------------------------------------------
 
     def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
-        if new.idempotency_key is None:
-            created: int = connection.exec_driver_sql(self._insert_new, _row(new)).scalar_one()
-            return created
-        with _bounded_key_wait(connection):
-            existing: int | None = connection.exec_driver_sql(self._insert_keyed, _row(new)).scalar()
-        return existing
+        statement = self._insert_new if new.idempotency_key is None else self._insert_keyed
+        created: int | None = connection.exec_driver_sql(statement, _row(new)).scalar()
+        return created
 
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
         ids: list[int | None] = [None] * len(news)
@@ -79,14 +81,35 @@ class PostgreSQL(Dialect):
             rows = self._insert_chunk(connection, self._insert_rows_new, [news[i] for i in chunk])
             for i, (task_id, _) in zip(chunk, sorted(rows), strict=True):
                 ids[i] = task_id
-        if keyed:
-            with _bounded_key_wait(connection):
-                for chunk in _chunks(keyed):
-                    rows = self._insert_chunk(connection, self._insert_rows_keyed, [news[i] for i in chunk])
-                    created = {key: task_id for task_id, key in rows}
-                    for i in chunk:
-                        ids[i] = created.pop(news[i].idempotency_key, None)
+        for chunk in _chunks(keyed):
+            rows = self._insert_chunk(connection, self._insert_rows_keyed, [news[i] for i in chunk])
+            created = {key: task_id for task_id, key in rows}
+            for i in chunk:
+                ids[i] = created.pop(news[i].idempotency_key, None)
         return ids
+
+    @contextmanager
+    def guard_keys(self, connection: sa.Connection) -> Iterator[None]:
+        savepoint = connection.begin_nested()
+        try:
+            # A wait that the host has set for itself stays in force.
+            unbounded = connection.exec_driver_sql(
+                "SELECT CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END",
+                (f"{int(base.KEY_WAIT * 1000)}ms",),
+            ).scalar()
+            yield
+            if unbounded is not None:
+                connection.exec_driver_sql("SELECT set_config('lock_timeout', '0', true)")
+        except sa.exc.DBAPIError as error:
+            savepoint.rollback()
+            reason = _KEY_REASONS.get(getattr(error.orig, "sqlstate", None) or "")
+            if reason is None:
+                raise
+            raise KeyHeld(reason) from error
+        except BaseException:
+            savepoint.rollback()
+            raise
+        savepoint.commit()
 
     @staticmethod
     def _insert_chunk(connection: sa.Connection, statement: str, news: list[NewTask]) -> list[tuple[int, str | None]]:
@@ -186,35 +209,6 @@ class PostgreSQL(Dialect):
         names = self.tables.names
         text = "\0".join((names.schema or "", names.prefix, names.task, *what))
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
-
-
-@contextmanager
-def _bounded_key_wait(connection: sa.Connection) -> Iterator[None]:
-    """Run in a savepoint, with a bounded wait for locks that is put back as it was."""
-    savepoint = connection.begin_nested()
-    try:
-        # A wait that the host has set for itself stays in force.
-        unbounded = connection.exec_driver_sql(
-            "SELECT CASE WHEN current_setting('lock_timeout') = '0' THEN set_config('lock_timeout', %s, true) END",
-            (f"{int(KEY_WAIT * 1000)}ms",),
-        ).scalar()
-        yield
-        if unbounded is not None:
-            connection.exec_driver_sql("SELECT set_config('lock_timeout', '0', true)")
-    except sa.exc.DBAPIError as error:
-        savepoint.rollback()
-        state = getattr(error.orig, "sqlstate", None)
-        if state == _LOCK_NOT_AVAILABLE:
-            reason = f"another open transaction holds it for more than {KEY_WAIT:g} s: try again once that has ended"
-            raise KeyHeld(reason) from error
-        if state == _SERIALIZATION_FAILURE:
-            reason = "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again"
-            raise KeyHeld(reason) from error
-        raise
-    except BaseException:
-        savepoint.rollback()
-        raise
-    savepoint.commit()
 
 
 def _row(new: NewTask) -> tuple[Any, ...]:

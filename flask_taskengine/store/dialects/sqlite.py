@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -51,32 +52,33 @@ class SQLite(Dialect):
 
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
         ids: list[int | None] = [None] * len(news)
-        plain = [i for i, new in enumerate(news) if new.idempotency_key is None]
-        for start in range(0, len(plain), _INSERT_CHUNK):
-            chunk = plain[start : start + _INSERT_CHUNK]
-            created = self._insert(connection, [news[i] for i in chunk])
-            for i, task_id in zip(chunk, created, strict=True):
-                ids[i] = task_id
-        for i in range(len(news)):
-            if news[i].idempotency_key is not None:
-                ids[i] = self._insert_keyed(connection, news[i])
+        for keyed in (False, True):
+            places = [i for i, new in enumerate(news) if (new.idempotency_key is not None) is keyed]
+            for start in range(0, len(places), _INSERT_CHUNK):
+                chunk = places[start : start + _INSERT_CHUNK]
+                rows = self._insert(connection, [news[i] for i in chunk])
+                if keyed:
+                    created = {key: task_id for task_id, key in rows}
+                    rows = [(created.pop(news[i].idempotency_key, None), None) for i in chunk]
+                for i, (task_id, _) in zip(chunk, rows, strict=True):
+                    ids[i] = task_id
         return ids
 
-    def _insert(self, connection: sa.Connection, news: list[NewTask]) -> list[int]:
+    def _insert(self, connection: sa.Connection, news: list[NewTask]) -> list[tuple[int | None, str | None]]:
         values = ", ".join([self._values] * len(news))
-        statement = f"INSERT INTO {self.task} {self._columns} VALUES {values} RETURNING id"
+        statement = f"INSERT INTO {self.task} {self._columns} VALUES {values} {self._skip_existing} RETURNING id, idempotency_key"
         parameters = tuple(value for new in news for value in self._row(new))
-        return sorted(connection.exec_driver_sql(statement, parameters).scalars())
+        return sorted((row[0], row[1]) for row in connection.exec_driver_sql(statement, parameters))
 
-    def _insert_keyed(self, connection: sa.Connection, new: NewTask) -> int | None:
-        statement = f"INSERT INTO {self.task} {self._columns} VALUES {self._values} {self._skip_existing} RETURNING id"
+    @contextmanager
+    def guard_keys(self, connection: sa.Connection) -> Iterator[None]:
+        # The wait for the one writer is bounded by the connection's busy time-out, and only the first write waits.
         try:
-            created: int | None = connection.exec_driver_sql(statement, self._row(new)).scalar()
+            yield
         except sa.exc.OperationalError as error:
             if "locked" not in str(error.orig):
                 raise
             raise KeyHeld("another transaction is writing to the database: try again once that has ended") from error
-        return created
 
     def _row(self, new: NewTask) -> tuple[Any, ...]:
         available_at = _TIME.process_bind_param(new.available_at, self._dialect)
@@ -134,6 +136,8 @@ class SQLite(Dialect):
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:
         if tune and not sa.event.contains(engine, "connect", _set_pragmas):
             sa.event.listen(engine, "connect", _set_pragmas)
+        if not sa.event.contains(engine, "savepoint", _begin_before_savepoint):
+            sa.event.listen(engine, "savepoint", _begin_before_savepoint)
 
     def require_shared(self, url: sa.URL) -> None:
         if url.database in (None, "", ":memory:") or "mode=memory" in str(url):
@@ -185,6 +189,16 @@ def _set_pragmas(connection: Any, _: object) -> None:
     for pragma in _PRAGMAS:
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
+
+
+def _begin_before_savepoint(connection: sa.Connection, _: str) -> None:
+    """Begin the transaction that the driver leaves out before a SAVEPOINT, whose release would commit then.
+
+    As a writer at once: a transaction that reads first can not write any more once another one has written.
+    """
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 class SQLiteListener:
