@@ -86,10 +86,7 @@ def take_back(database: Database, line: Line, completer: Completer, node: str, w
         with line.transaction() as connection:
             if not nodes.expire(connection, database.tables, node, lease):
                 return False
-            page = [
-                Ended(task, Orphaned(why), seconds)
-                for task, seconds in tasks.lock_running_on(connection, database.tables, node, PAGE)
-            ]
+            page = [Ended(task, Orphaned(why), seconds) for task, seconds in tasks.lock_running_on(connection, database.tables, node, PAGE)]
             outcomes = [completer.settle(connection, ended, node) for ended in page]
             more = bool(tasks.running_on(connection, database.tables, node))
         for ended, outcome in zip(page, outcomes, strict=True):
