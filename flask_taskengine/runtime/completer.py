@@ -25,7 +25,7 @@ from ..signals import (
     task_timed_out,
 )
 from ..store import tasks
-from .database import Database
+from .database import STATEMENT_DEADLINE, Database
 from .events import facts
 from .loop import Loop
 
@@ -52,8 +52,7 @@ class Completer:
         self.node = ""
         self._line = database.line()
         self._waiting: deque[Ended] = deque()
-        self._idle = threading.Event()
-        self._idle.set()
+        self._changed = threading.Condition()
         self._loop = Loop("completer", self._run_once)
         self._rng = random.Random()
 
@@ -62,9 +61,11 @@ class Completer:
 
     def stop(self, timeout: float) -> bool:
         """Record what is waiting, at most for ``timeout`` seconds; return whether all was recorded."""
-        recorded = self._idle.wait(timeout)
-        self._loop.stop(1.0)
-        self._line.close()
+        with self._changed:
+            recorded = self._changed.wait_for(lambda: not self._waiting, timeout)
+        # A statement that hangs is given up by then.
+        if self._loop.stop(STATEMENT_DEADLINE + 1.0):
+            self._line.close()
         return recorded
 
     @property
@@ -76,8 +77,8 @@ class Completer:
         return any(ended.task.id == task_id and ended.task.claims == claims for ended in tuple(self._waiting))
 
     def put(self, ended: Ended) -> None:
-        self._idle.clear()
-        self._waiting.append(ended)
+        with self._changed:
+            self._waiting.append(ended)
         self._loop.wake()
 
     # --- grouped ------------------------------------------------------------------------------------------------------
@@ -86,12 +87,6 @@ class Completer:
         while self._waiting:
             group = [self._waiting[i] for i in range(min(len(self._waiting), _GROUP))]
             self._record(group)
-            for _ in group:
-                self._waiting.popleft()
-        self._idle.set()
-        if self._waiting:  # put in between
-            self._idle.clear()
-            return 0
         return None
 
     def _record(self, group: list[Ended]) -> None:
@@ -102,6 +97,10 @@ class Completer:
                 self.announce(ended, Outcome(Verdict.SUCCEEDED, TaskStatus.SUCCEEDED))
             else:
                 self.announce(ended, self._settle_surely(ended))
+            # One by one: were the next to fail, this one must not be recorded and announced again.
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
 
     @property
     def _keeps_succeeded(self) -> bool:
@@ -129,17 +128,20 @@ class Completer:
             with self._line.transaction() as connection:
                 return self.settle(connection, replace(ended, ending=Raised(failure)))
 
-    def settle(self, connection: sa.Connection, ended: Ended) -> Outcome | None:
+    def settle(self, connection: sa.Connection, ended: Ended, node: str | None = None) -> Outcome | None:
         """Record the end of one attempt in the caller's transaction; None where the attempt has lost the task.
 
         The row is asked for a cancel request only where writing without one has failed.
+
+        Args:
+            node: the one that ran it; by default this one.
         """
         tables, task = self._database.tables, ended.task
         for cancel_requested in (False, True):
             outcome = self.decide(task, ended.ending, cancel_requested)
             if self._write(connection, task, outcome):
                 if outcome.failure is not None:
-                    tasks.record_attempt(connection, tables, task, self.node, outcome.failure)
+                    tasks.record_attempt(connection, tables, task, node or self.node, outcome.failure)
                 return outcome
             held = tasks.holding(connection, tables, task.id)
             if held is None or held[0] != task.claims:

@@ -47,7 +47,9 @@ class Dispatcher:
         """Claims are made only while this is set: the node has its lease."""
         self.draining = False
         self.drained = threading.Event()
-        """Set once a round found nothing due while nothing ran."""
+        """Set once a round found nothing due while nothing ran and every end was recorded."""
+        self.recorded: Callable[[], bool] = lambda: True
+        """Says whether every end is recorded: what has failed may be due again."""
         self._slot_wanted = True
         self._types_wanted: frozenset[str] = frozenset()
         self._backlog = False
@@ -96,9 +98,11 @@ class Dispatcher:
         if (linger := self._linger(free)) > 0:
             return linger
         rooms = rooms_here(self.types() | self.foreign, free, self._per_node, self._slots.running)
+        quiet = self._slots.in_use == 0 and self.recorded()
         if not rooms.open:
+            if quiet:
+                self.drained.set()
             return None
-        quiet = self._slots.in_use == 0
         left = self._next_full_round - time.monotonic()
         if left > 0 and self._full_at and not self._has_room_again(rooms):
             return min(left, SATURATED_RECHECK)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from ..domain.errors import (
@@ -32,6 +34,7 @@ from .database import STATEMENT_DEADLINE, Database
 from .events import facts
 from .pool import ThreadPool
 from .run import Run, current
+from .runs import Runs
 from .sessions import used_session
 from .slots import Slots
 
@@ -39,6 +42,8 @@ ABANDON_AFTER = 1.0
 """Seconds that an interrupted handler has to end before its thread is given up."""
 CANCEL_GRACE = 2.0
 """Seconds that a handler has to notice ``context.cancelled`` before it is interrupted."""
+_LONGEST_END = STATEMENT_DEADLINE + 5.0
+"""Seconds within which an interrupted attempt has ended: a commit that hangs is given up before."""
 
 _logger = logging.getLogger("flask_taskengine")
 
@@ -54,26 +59,29 @@ class _Unreadable(Exception):
 class Executor:
     """Hands claimed tasks to threads and sees each to its end."""
 
-    def __init__(self, database: Database, completer: Completer, slots: Slots, pool: Any) -> None:
+    def __init__(self, database: Database, completer: Completer, slots: Slots, pool: Any, only: frozenset[str] | None = None) -> None:
         self._database = database
         self._host = database.host
         self._completer = completer
         self._slots = slots
         self._pool = pool
-        self._runs: dict[tuple[int, int], Run] = {}
-        self._lock = threading.Lock()
+        self._only = only
+        self._runs = Runs()
+        self._stop_by = math.inf
         self.abandoned = 0
+        self.on_start: Callable[[], None] = _nothing
+        """Called before a task is handed to its thread."""
 
     # --- start --------------------------------------------------------------------------------------------------------
 
     def start(self, task: Claimed) -> None:
         """Run a claimed task in the next free thread."""
-        processor = self._host.registry.get(task.type)
+        processor = self._host.registry.get(task.type) if self._only is None or task.type in self._only else None
         timeout = self._host.settings.timeout_for(task.type, processor.timeout if processor else ...)
         run = Run(self._host, task, self._context(task, processor, timeout))
-        with self._lock:
-            self._runs[task.id, task.claims] = run
+        self._runs.add(run)
         self._slots.take(task.type)
+        self.on_start()
         self._pool.submit(self._run, run, processor, timeout)
 
     def _context(self, task: Claimed, processor: Processor | None, timeout: float | None) -> TaskContext:
@@ -96,6 +104,7 @@ class Executor:
     def _run(self, run: Run, processor: Processor | None, timeout: float | None) -> None:
         ending: Ending | None
         run.started = time.monotonic()
+        run.ident = threading.get_ident()
         try:
             with self._host.app.app_context():
                 ending = self._attempt(run, processor, timeout)
@@ -128,11 +137,17 @@ class Executor:
             payload = processor.codec.load(run.task.payload)
         except PayloadError as error:
             raise _Unreadable from error
-        if timeout is None:
-            returned = run.call(processor.call, payload)
-        else:
-            with self._database.watchdog.limit(timeout, lambda: self._overrun(run, timeout)):
-                returned = run.call(processor.call, payload)
+
+        def handle(payload: Any, context: TaskContext) -> Any:
+            returned = processor.call(payload, context)
+            # What is left to be flushed is the handler's work: it may be interrupted like the rest.
+            session = used_session(self._host, run)
+            if session is not None:
+                session.flush()
+            return returned
+
+        with nullcontext() if timeout is None else self._database.watchdog.limit(timeout, lambda: self._overrun(run, timeout)):
+            returned = run.call(handle, payload)
         if run.interrupted is TaskTimedOut:
             raise TaskTimedOut
         return Returned(dump_result(returned, self._host.settings.max_payload, task_type=run.task.type) if processor.store_result else None)
@@ -141,8 +156,6 @@ class Executor:
         session = used_session(self._host, run)
         if session is None:
             return ending
-        driver = None
-        session.flush()
         connection = session.connection()
         driver = connection.connection.driver_connection
         with self._database.watchdog.limit(STATEMENT_DEADLINE, lambda: self._database.dialect.sever(driver)):
@@ -202,11 +215,11 @@ class Executor:
                 return Raised(failure_from(error))
 
     def _end(self, run: Run, ending: Ending | None) -> None:
-        with self._lock:
-            self._runs.pop((run.task.id, run.task.claims), None)
         duration = time.monotonic() - run.started
         if ending is not None:
             self._completer.put(Ended(run.task, ending, duration))
+        # Only now: who waits until nothing runs relies on every end being with the completer.
+        self._runs.remove(run)
         self._slots.give_back(run.task.type, duration)
 
     # --- interrupts ---------------------------------------------------------------------------------------------------
@@ -227,44 +240,51 @@ class Executor:
     def _give_up(self, run: Run, ending: Ending | None) -> None:
         _logger.warning("task %d does not react to %s: its thread is given up and replaced", run.task.id, run.interrupted)
         self.abandoned += 1
-        if isinstance(self._pool, ThreadPool) and run.ident:
+        if isinstance(self._pool, ThreadPool):
             self._pool.give_up(run.ident)
         self._end(run, ending)
 
     def cancel(self, task_id: int, claims: int) -> None:
         """Tell a handler that its task is to be cancelled, and interrupt it if it does not end by itself."""
-        run = self._runs.get((task_id, claims))
+        run = self._runs.get(task_id, claims)
         if run is not None and not run.context.cancel_event.is_set():
             run.context.cancel_event.set()
             self._database.watchdog.watch(CANCEL_GRACE, lambda: self._interrupt(run, TaskCancelled, Interrupted()))
 
-    def lose(self, keep: Callable[[Claimed], bool] = lambda task: False) -> None:
-        """Tell the handlers of tasks that this node no longer holds."""
+    def lose(self) -> None:
+        """Tell the handlers that the node's lease is lost: another node may run their tasks."""
         for run in self.runs():
-            if not keep(run.task):
-                run.context.lease_lost_event.set()
+            run.context.lease_lost_event.set()
 
     def stop(self, timeout: float) -> None:
-        """Wait for the handlers, then interrupt the rest; their tasks are released uncounted."""
-        end = time.monotonic() + timeout
+        """Wait for the handlers, then interrupt the rest, whose tasks are released uncounted, and give up who does not react."""
+        self.hurry(timeout)
+        if self._runs.wait_for_none(lambda: self._stop_by):
+            return
         for run in self.runs():
-            run.ended.wait(max(0.0, end - time.monotonic()))
-        late = self.runs()
-        for run in late:
             self._interrupt(run, WorkerStopping, Interrupted())
-        for run in late:
-            run.ended.wait(ABANDON_AFTER + 0.5)
-        end = time.monotonic() + 1.0
-        while self._runs and time.monotonic() < end:
-            time.sleep(0.01)
+        end = time.monotonic() + _LONGEST_END
+        self._runs.wait_for_none(lambda: end)
+
+    def hurry(self, timeout: float) -> None:
+        """Let a ``stop``, also one that waits already, wait for the handlers no longer than ``timeout`` seconds from now."""
+        self._stop_by = min(self._stop_by, time.monotonic() + timeout)
+        self._runs.look_again()
+
+    def earliest_deadline(self) -> float:
+        """Return the earliest deadline of a handler, on the clock of ``time.monotonic``; 0 where there is none."""
+        return self._runs.earliest_deadline()
 
     def runs(self) -> list[Run]:
         """Return the attempts that this node runs now."""
-        with self._lock:
-            return list(self._runs.values())
+        return self._runs.all()
 
     def runs_task(self, task_id: int, claims: int) -> bool:
-        return (task_id, claims) in self._runs
+        return self._runs.get(task_id, claims) is not None
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _waited(task: Claimed) -> float:

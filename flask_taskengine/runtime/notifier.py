@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..store.dialects.base import Listener
-from .database import Database
+from .database import STATEMENT_DEADLINE, Database
 from .loop import Loop
 
 _RETEST_EVERY = 60.0
@@ -37,17 +37,22 @@ class Notifier:
             return
         self._loop.start()
 
-    def wait_for_mode(self, timeout: float) -> str:
-        """Return how wake-ups come, once that is known."""
-        self._settled.wait(timeout)
-        return self.mode
+    @property
+    def settled(self) -> bool:
+        """Whether ``mode`` says how wake-ups come."""
+        return self._settled.is_set()
 
     def stop(self) -> None:
         self._loop.stop(0)
         listener = self._listener
         if listener is not None:
+            # Ends the wait of the thread.
             listener.close()
-        self._loop.stop(2.0)
+        self._loop.stop(STATEMENT_DEADLINE)
+        if self._listener is not None:
+            # Opened in between, or left open by a thread that did not wait.
+            self._listener.close()
+            self._listener = None
 
     def _run_once(self) -> float:
         listener = self._listener

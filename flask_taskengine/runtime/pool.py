@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -20,6 +21,7 @@ class ThreadPool:
         self._numbers = itertools.count(1)
         self._given_up: set[int] = set()
         self._threads: set[threading.Thread] = set()
+        self._closed = False
         self._lock = threading.Lock()
         for _ in range(size):
             self._add()
@@ -32,17 +34,28 @@ class ThreadPool:
         """Count a thread as lost: another takes its place, and it ends when its function returns."""
         with self._lock:
             self._given_up.add(ident)
+            if self._closed:
+                return
         self._add()
 
-    def shutdown(self, wait: bool = True) -> None:
-        """End every thread that is not given up once the submitted work is done."""
+    def shutdown(self, wait: bool = True, timeout: float | None = None) -> None:
+        """End every thread once the submitted work is done.
+
+        Args:
+            wait: until all have ended that are not given up, at most ``timeout`` seconds.
+            timeout: None waits without a limit.
+        """
         with self._lock:
-            threads = [thread for thread in self._threads if thread.ident not in self._given_up]
+            self._closed = True
+            threads = list(self._threads)
+            given_up = set(self._given_up)
         for _ in threads:
             self._work.put(None)
         if wait:
+            end = None if timeout is None else time.monotonic() + timeout
             for thread in threads:
-                thread.join()
+                if thread.ident not in given_up:
+                    thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def _add(self) -> None:
         thread = threading.Thread(target=self._run, name=f"taskengine-slot-{next(self._numbers)}", daemon=True)

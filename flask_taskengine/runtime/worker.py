@@ -12,13 +12,19 @@ from .completer import Completer
 from .database import Database
 from .dispatcher import Dispatcher
 from .executor import Executor
+from .foreign import ForeignTypes
+from .heartbeat import Heartbeat, Steadiness
 from .host import Host
 from .membership import Membership
 from .notifier import Notifier
 from .pool import ThreadPool
+from .reaper import Reaper
 from .rollcall import RollCall
 from .slots import Slots
 from .watchdog import Watchdog
+
+_RECORD_WITHIN = 10.0
+"""Seconds that a worker which stops waits for the ends of its attempts to be recorded."""
 
 _logger = logging.getLogger("flask_taskengine")
 
@@ -36,28 +42,45 @@ class WorkerOptions:
 
 
 class Worker:
-    """Claims and runs tasks in this process. Somebody else beats for it, and says so when its lease is lost.
+    """Claims and runs tasks in this process. Lives once: start, then stop.
+
+    Somebody beats for it and says so when its lease is lost: the supervisor, or after ``beat_itself`` a thread of its own.
 
     Args:
         joined: called with every name under which the node is registered, so that somebody beats for it.
+        executor_factory: makes the pool in which handlers run, given the number of slots.
+        left: called with the current name when the node is about to leave, so that nobody beats for it any more.
+        steadiness: what the one that beats knows of its beats; without it, and without ``beat_itself``, the reaper does nothing.
     """
 
     def __init__(
-        self, host: Host, options: WorkerOptions, joined: Callable[[str], None], executor_factory: Callable[[int], Any] | None = None
+        self,
+        host: Host,
+        options: WorkerOptions,
+        joined: Callable[[str], None] | None = None,
+        executor_factory: Callable[[int], Any] | None = None,
+        *,
+        left: Callable[[str], None] | None = None,
+        steadiness: Steadiness | None = None,
     ) -> None:
         self.host = host
         self.options = options
-        self._joined_by = joined
-        settings = host.settings
+        self._tell_joined, self._tell_left = joined, left
+        self._steadiness = steadiness or Steadiness(host.settings)
+        self._heartbeat: Heartbeat | None = None
+        self._node: str | None = None
         self.watchdog = Watchdog()
         self.database = Database(host, self.watchdog)
         self.slots = Slots(options.concurrency, self._slot_freed)
         self.completer = Completer(self.database)
         self._pool = (executor_factory or ThreadPool)(options.concurrency)
-        self.executor = Executor(self.database, self.completer, self.slots, self._pool)
+        self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types)
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
-        self.rollcall = RollCall(self.database, self.executor, self.completer, settings.heartbeat_interval)
+        self.dispatcher.recorded = lambda: not self.completer.waiting
+        self.rollcall = RollCall(self.database, self.executor, self.completer, host.settings.heartbeat_interval)
         self.notifier = Notifier(self.database, self.wake)
+        self.reaper = Reaper(self.database, self.completer, self._steadiness)
+        self.foreign = ForeignTypes(self.database, self.dispatcher)
         self.membership = Membership(
             self.database,
             label=options.label,
@@ -65,8 +88,9 @@ class Worker:
             describe=lambda: (self.dispatcher.types(), self.dispatcher.cluster_limits),
             joined=self._joined,
         )
-        self._stop_lock = threading.Lock()
-        self._stopped = False
+        self._stop_lock = threading.RLock()
+        self._stopping = False
+        self._recorded = True
 
     def start(self) -> None:
         """Start every part; the first claim is made once the node is registered."""
@@ -74,54 +98,91 @@ class Worker:
         self.watchdog.start()
         self.completer.start()
         self.membership.start()
-        self.dispatcher.start()
-        self.rollcall.start()
-        self.notifier.start()
+        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign):
+            part.start()
+
+    def beat_itself(self) -> None:
+        """Beat for this worker's nodes from a thread of its own; before ``start``, or when the one that beat has died."""
+        self._heartbeat = Heartbeat(self.database, self._steadiness, self.node_lost)
+        if self._node is not None:
+            self._heartbeat.add(self._node)
+        self._heartbeat.start()
 
     def wake(self) -> None:
         """Look for due tasks and for cancel requests now."""
         self.dispatcher.wake()
         self.rollcall.wake()
 
+    def drained(self) -> bool:
+        """Say whether a worker that drains has found nothing due while nothing ran and every end was recorded."""
+        return self.dispatcher.drained.is_set()
+
     def node_lost(self, node: str) -> None:
         """Take note that the lease of a node's name is lost: its handlers are told, and the worker joins again."""
         if self.membership.id != node:
             return
         self.dispatcher.holding.clear()
-        _logger.warning("node %s has lost its lease; its running tasks are void, the worker joins again", node)
         self.executor.lose()
+        if self._stopping:
+            _logger.warning("node %s has lost its lease while it stops; its running tasks are void", node)
+            return
+        _logger.warning("node %s has lost its lease; its running tasks are void, the worker joins again", node)
         self.membership.lost(node)
 
     def stop(self, timeout: float | None = None) -> bool:
         """Claim nothing more, let running tasks end within one grace period, release the rest; return whether all was recorded.
 
+        Called again, also from another thread, it returns the same once everything has stopped.
+
         Args:
-            timeout: seconds, by default ``SHUTDOWN_TIMEOUT``; no statement is issued after the return.
+            timeout: seconds, by default ``SHUTDOWN_TIMEOUT``; no statement is issued after the return, but by threads given up.
         """
         with self._stop_lock:
-            if self._stopped:
-                return True
-            self._stopped = True
+            if not self._stopping:
+                self._stopping = True
+                self._recorded = self._stop(self.host.settings.shutdown_timeout if timeout is None else timeout)
+            return self._recorded
+
+    def hurry(self, timeout: float) -> None:
+        """Let ``stop`` give running tasks no longer than ``timeout`` seconds from now."""
+        self.executor.hurry(timeout)
+
+    def _stop(self, timeout: float) -> bool:
         self.dispatcher.stop()
-        self.executor.stop(self.host.settings.shutdown_timeout if timeout is None else timeout)
-        recorded = self.completer.stop(10.0)
-        self.rollcall.stop()
-        self.notifier.stop()
-        self._leave()
-        self._pool.shutdown(wait=False)
+        self.executor.stop(timeout)
+        recorded = self.completer.stop(_RECORD_WITHIN)
+        for part in (self.foreign, self.reaper, self.notifier, self.rollcall):
+            part.stop()
+        if recorded:
+            self._leave()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if isinstance(self._pool, ThreadPool):
+            self._pool.shutdown(timeout=1.0)
+        else:
+            # It may hold threads that were given up.
+            self._pool.shutdown(wait=False)
         self.watchdog.stop()
         self.database.close()
         return recorded
 
     def _leave(self) -> None:
+        """Give the lease back; a node with unrecorded ends keeps it until it runs out, or until the supervisor takes it back."""
+        if self._node is not None and self._tell_left is not None:
+            self._tell_left(self._node)
+        if self._node is not None and self._heartbeat is not None:
+            self._heartbeat.remove(self._node)
         try:
             self.membership.leave()
         except Exception as error:
             _logger.warning("the node's row could not be removed, it will expire: %s", error)
 
     def _joined(self, node: str) -> None:
-        self.completer.node = self.dispatcher.node = self.rollcall.node = node
-        self._joined_by(node)
+        self._node = self.completer.node = self.dispatcher.node = self.rollcall.node = self.reaper.node = node
+        if self._heartbeat is not None:
+            self._heartbeat.add(node)
+        if self._tell_joined is not None:
+            self._tell_joined(node)
         self.dispatcher.holding.set()
         self.dispatcher.wake()
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from .clock import db_after, db_now, seconds_since
 from .tables import Tables
+from .types import UtcDateTime
 
 
 def register(connection: sa.Connection, tables: Tables, node: Mapping[str, Any]) -> None:
@@ -20,11 +22,20 @@ def register(connection: sa.Connection, tables: Tables, node: Mapping[str, Any])
     connection.execute(sa.insert(tables.node).values(**values))
 
 
-def beat(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> set[str]:
-    """Extend the leases of nodes; return those that still had one. An expired node can not come back."""
+def beat(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> dict[str, datetime]:
+    """Extend the leases of nodes; return those that still had one, each with the time of its beat. An expired node can not come back."""
     n = tables.node.c
     connection.execute(sa.update(tables.node).where(n.id.in_(nodes), n.expired_at.is_(None)).values(heartbeat_at=db_now()))
-    return set(connection.execute(sa.select(n.id).where(n.id.in_(nodes), n.expired_at.is_(None))).scalars())
+    beaten = sa.select(n.id, n.heartbeat_at).where(n.id.in_(nodes), n.expired_at.is_(None))
+    return {node: at for node, at in connection.execute(beaten)}
+
+
+def heard(connection: sa.Connection, tables: Tables, node: str, since: datetime) -> tuple[float, float] | None:
+    """Read the seconds from a node's last beat to now, and from ``since`` to now; None where its lease is lost."""
+    n = tables.node.c
+    statement = sa.select(seconds_since(n.heartbeat_at), seconds_since(sa.literal(since, UtcDateTime())))
+    row = connection.execute(statement.where(n.id == node, n.expired_at.is_(None))).one_or_none()
+    return None if row is None else (float(row[0]), float(row[1]))
 
 
 def expire(connection: sa.Connection, tables: Tables, node: str, lease: float | None) -> bool:

@@ -229,12 +229,22 @@ def claimed(connection: sa.Connection, tables: Tables, task_id: int, claims: int
     return None if row is None else Claimed(*row)
 
 
-def lock_running_on(connection: sa.Connection, tables: Tables, node: str, most: int) -> list[Claimed]:
-    """Lock up to ``most`` tasks that a node runs, but none that another transaction has locked."""
+def lock_running_on(connection: sa.Connection, tables: Tables, node: str, most: int) -> list[tuple[Claimed, float]]:
+    """Lock up to ``most`` tasks that a node runs, but none that another transaction has locked.
+
+    Returns:
+        Each with the seconds since its claim. Without its payload: one that can not be read must not keep a task from ending.
+    """
+    c = tables.task.c
+    columns = [sa.null() if f.name == "payload" else c[f.name] for f in fields(Claimed)]
     statement = (
-        _select_claimed(tables).where(_runs_on(tables, node)).order_by(tables.task.c.id).limit(most).with_for_update(skip_locked=True)
+        sa.select(*columns, seconds_since(c.claimed_at))
+        .where(_runs_on(tables, node))
+        .order_by(c.id)
+        .limit(most)
+        .with_for_update(skip_locked=True)
     )
-    return [Claimed(*row) for row in connection.execute(statement)]
+    return [(Claimed(*row[:-1]), float(row[-1])) for row in connection.execute(statement)]
 
 
 def _runs_on(tables: Tables, node: str) -> sa.ColumnElement[bool]:
