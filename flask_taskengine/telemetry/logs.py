@@ -99,7 +99,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
-        in_task = hasattr(record, "task_id") and record.name != _logger.name
+        in_task = record.name != _logger.name and all(hasattr(record, name) for name in FIELDS)
         record.task = "task {task_id} ({task_type}), attempt {attempt}: ".format_map(vars(record)) if in_task else ""
         return super().format(record)
 

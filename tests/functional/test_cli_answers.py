@@ -134,10 +134,10 @@ def test_what_the_engine_refuses_is_one_line(make_app: MakeApp, sqlite_url: str)
     """A wrong payload, a wrong key and a wrong status end with exit code 1, without a traceback."""
     host = make_app(sqlite_url)
 
-    @host.engine.task("mail")
     def mail(payload: Mail) -> None:
         pass
 
+    host.engine.task("mail")(mail)
     for arguments, said in [
         (["enqueue", "mail", '{"to": 3}'], "payload of task type 'mail': "),
         (["enqueue", "note", "--key", ""], "key"),
