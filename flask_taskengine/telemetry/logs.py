@@ -125,15 +125,15 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 def configure(level: int | None = None, *, as_json: bool = False) -> bool:
-    """Log to stderr from ``level``, by default INFO, unless somebody has given the root logger a handler before.
+    """Log to stderr from ``level``, by default INFO, unless the host has given the root logger or the engine's a handler.
 
     Returns:
-        Whether it did. If not, a ``level`` that is given is that of the engine's own loggers.
+        Whether it did. If not, a ``level`` that is given is that of the engine's loggers alone.
     """
-    root = logging.getLogger()
-    if root.handlers:
-        if level is not None:
-            logging.getLogger("flask_taskengine").setLevel(level)
+    root, own = logging.getLogger(), logging.getLogger("flask_taskengine")
+    if level is not None:
+        own.setLevel(level)
+    if root.handlers or own.handlers:
         return False
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(TaskFields())
