@@ -140,4 +140,8 @@ def configure(level: int | None = None, *, as_json: bool = False) -> bool:
     handler.setFormatter(JsonLines() if as_json else TextLines())
     root.addHandler(handler)
     root.setLevel(logging.INFO if level is None else level)
+    alembic = logging.getLogger("alembic")
+    if alembic.level == logging.NOTSET:
+        # It tells at INFO which of its own plugins it has found.
+        alembic.setLevel(logging.WARNING)
     return True

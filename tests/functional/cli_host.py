@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,12 @@ def create_app_without_database() -> Flask:
     app = Flask("host")
     TaskEngine(app)
     return app
+
+
+def create_app_that_logs() -> Flask:
+    """Make a host that has decided about logging itself."""
+    logging.basicConfig(format="OWN %(levelname)s %(message)s", level=logging.INFO)
+    return create_app()
 
 
 def create_app_that_fails() -> Flask:
