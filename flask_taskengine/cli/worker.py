@@ -10,7 +10,6 @@ import click
 from flask.cli import with_appcontext
 from flask.logging import default_handler
 
-from ..domain.errors import ConfigError
 from ..runtime.host import Host
 from ..telemetry import logs
 from .command import Command, current_host
@@ -59,7 +58,7 @@ def _level(ctx: click.Context, parameter: click.Parameter, given: str | None) ->
 )
 @click.option("--log-json", is_flag=True, show_envvar=True, help="Log one JSON object per line, unless the app has configured logging.")
 @with_appcontext
-def worker(concurrency: int | None, node_id: str | None, log_level: int | None, log_json: bool, **options: Any) -> None:
+def worker(node_id: str | None, log_level: int | None, log_json: bool, **options: Any) -> None:
     """Run tasks until told to stop.
 
     SIGTERM and SIGINT let running tasks finish first, for up to TASKENGINE_SHUTDOWN_TIMEOUT; a second one does not.
@@ -69,11 +68,8 @@ def worker(concurrency: int | None, node_id: str | None, log_level: int | None, 
     from ..runtime.service import run_worker
 
     host = current_host()
-    if not host.settings.enabled:
-        raise ConfigError("TASKENGINE_ENABLED is off, so this app enqueues only: run the worker with an app in which it is on")
     _log(host, log_level, log_json)
-    concurrency = concurrency or host.settings.concurrency
-    code = run_worker(host, concurrency=concurrency, label=node_id, executor_factory=host.sender.executor_factory, **options)
+    code = run_worker(host, label=node_id, executor_factory=host.sender.executor_factory, **options)
     click.get_current_context().exit(code)
 
 

@@ -99,7 +99,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Write a record."""
-        in_task = hasattr(record, "task_id") and record.name != _logger.name
+        in_task = record.name != _logger.name and all(hasattr(record, name) for name in FIELDS)
         record.task = "task {task_id} ({task_type}), attempt {attempt}: ".format_map(vars(record)) if in_task else ""
         return super().format(record)
 
@@ -125,19 +125,23 @@ _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 def configure(level: int | None = None, *, as_json: bool = False) -> bool:
-    """Log to stderr from ``level``, by default INFO, unless somebody has given the root logger a handler before.
+    """Log to stderr from ``level``, by default INFO, unless the host has given the root logger or the engine's a handler.
 
     Returns:
-        Whether it did. If not, a ``level`` that is given is that of the engine's own loggers.
+        Whether it did. If not, a ``level`` that is given is that of the engine's loggers alone.
     """
-    root = logging.getLogger()
-    if root.handlers:
-        if level is not None:
-            logging.getLogger("flask_taskengine").setLevel(level)
+    root, own = logging.getLogger(), logging.getLogger("flask_taskengine")
+    if level is not None:
+        own.setLevel(level)
+    if root.handlers or own.handlers:
         return False
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(TaskFields())
     handler.setFormatter(JsonLines() if as_json else TextLines())
     root.addHandler(handler)
     root.setLevel(logging.INFO if level is None else level)
+    alembic = logging.getLogger("alembic")
+    if alembic.level == logging.NOTSET:
+        # It tells at INFO which of its own plugins it has found.
+        alembic.setLevel(logging.WARNING)
     return True

@@ -47,7 +47,7 @@ class Process:
             self._process = subprocess.Popen(
                 [*tied, *command],
                 cwd=log.parent,
-                env=_environment(log.parent) | dict(env or {}),
+                env=environment(log.parent) | dict(env or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -127,7 +127,8 @@ def _session(pid: int) -> int | None:
         return None
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables for a program that finds the repository's modules and entry points, and nothing of the caller's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
     path = [str(ROOT), *_entry_points(folder), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
