@@ -194,7 +194,8 @@ class TaskEngine:
 
         Args:
             tasks: mappings with the key ``type`` and, where needed, ``payload``, ``priority``, ``idempotency_key``,
-                ``max_attempts`` and ``available_at``.
+                ``max_attempts`` and ``available_at``. Those without a key get their ids in the order of the call, and start in
+                it where their priority is the same.
 
         Raises:
             PayloadError, KeyBusyError, InvalidArgument: as ``enqueue``; none of the tasks is written.
