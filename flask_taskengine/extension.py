@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+from blinker import NamedSignal
 from flask import Flask, Response, appcontext_pushed, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, scoped_session
@@ -28,7 +29,7 @@ from .engine.processor import TaskProcessor, processor_from_function, processor_
 from .engine.registry import Registry
 from .runtime.host import Host
 from .settings import Settings
-from .signals import emit, task_enqueued
+from .signals import emit, task_cancelled, task_enqueued, task_requeued
 from .store import migrations, tasks
 from .store.dialects.base import Dialect
 from .telemetry import logs
@@ -196,7 +197,8 @@ class TaskEngine:
 
         Args:
             tasks: mappings with the key ``type`` and, where needed, ``payload``, ``priority``, ``idempotency_key``,
-                ``max_attempts`` and ``available_at``.
+                ``max_attempts`` and ``available_at``. Those without a key get their ids in the order of the call, and start in
+                it where their priority is the same.
 
         Raises:
             PayloadError, KeyBusyError, InvalidArgument: as ``enqueue``; none of the tasks is written.
@@ -247,8 +249,9 @@ class TaskEngine:
             TaskNotFound: no such task.
             TaskStateError: it has another status.
         """
-        _, connection, dialect = self._target(self._host(), session)
+        target, connection, dialect = self._target(self._host(), session)
         manage.retry(connection, dialect.tables, task_id, reset_attempts=reset_attempts)
+        self._announce_later(target, dialect, task_requeued, task_id, reason="retry")
 
     def cancel(self, task_id: int, *, session: Where | None = None) -> TaskStatus:
         """Cancel a task in the caller's transaction; a running one is asked to end and stays RUNNING until it has. Never commits.
@@ -260,8 +263,22 @@ class TaskEngine:
             TaskNotFound: no such task.
             TaskStateError: it has already ended.
         """
-        _, connection, dialect = self._target(self._host(), session)
-        return manage.cancel(connection, dialect.tables, task_id)
+        target, connection, dialect = self._target(self._host(), session)
+        status = manage.cancel(connection, dialect.tables, task_id)
+        if status is TaskStatus.RUNNING:
+            dialect.wake(connection)  # The node that runs it looks for cancel requests too.
+        else:
+            self._announce_later(target, dialect, task_cancelled, task_id, duration=None)
+        return status
+
+    def _announce_later(self, target: Where, dialect: Dialect, signal: NamedSignal, task_id: int, **fields: Any) -> None:
+        """Announce what was done to a task once the session's transaction has committed."""
+        if not signal.receivers or not isinstance(target, Session):
+            return
+        task = tasks.get(target.connection(), dialect.tables, task_id)
+        if task is not None:
+            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "node": None}
+            outbox.note(target, lambda: emit(signal, self, **fields))
 
     def delete(self, task_id: int, *, session: Where | None = None) -> None:
         """Remove a task that is not RUNNING, in the caller's transaction. Never commits.
