@@ -16,6 +16,7 @@ from .host import Host
 from .membership import Membership
 from .notifier import Notifier
 from .pool import ThreadPool
+from .pruner import Pruner
 from .rollcall import RollCall
 from .slots import Slots
 from .watchdog import Watchdog
@@ -58,6 +59,7 @@ class Worker:
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
         self.rollcall = RollCall(self.database, self.executor, self.completer, settings.heartbeat_interval)
         self.notifier = Notifier(self.database, self.wake)
+        self.pruner = Pruner(self.database, settings, lambda: self.dispatcher.node)
         self.membership = Membership(
             self.database,
             label=options.label,
@@ -77,6 +79,7 @@ class Worker:
         self.dispatcher.start()
         self.rollcall.start()
         self.notifier.start()
+        self.pruner.start()
 
     def wake(self) -> None:
         """Look for due tasks and for cancel requests now."""
@@ -107,6 +110,7 @@ class Worker:
         recorded = self.completer.stop(10.0)
         self.rollcall.stop()
         self.notifier.stop()
+        self.pruner.stop()
         self._leave()
         self._pool.shutdown(wait=False)
         self.watchdog.stop()
