@@ -18,6 +18,7 @@ from .host import Host
 from .membership import Membership
 from .notifier import Notifier
 from .pool import ThreadPool
+from .pruner import Pruner
 from .reaper import Reaper
 from .rollcall import RollCall
 from .slots import Slots
@@ -81,6 +82,7 @@ class Worker:
         self.notifier = Notifier(self.database, self.wake)
         self.reaper = Reaper(self.database, self.completer, self._steadiness)
         self.foreign = ForeignTypes(self.database, self.dispatcher)
+        self.pruner = Pruner(self.database, host.settings, lambda: self.dispatcher.node)
         self.membership = Membership(
             self.database,
             label=options.label,
@@ -98,7 +100,7 @@ class Worker:
         self.watchdog.start()
         self.completer.start()
         self.membership.start()
-        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign):
+        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign, self.pruner):
             part.start()
 
     def beat_itself(self) -> None:
@@ -151,7 +153,7 @@ class Worker:
         self.dispatcher.stop()
         self.executor.stop(timeout)
         recorded = self.completer.stop(_RECORD_WITHIN)
-        for part in (self.foreign, self.reaper, self.notifier, self.rollcall):
+        for part in (self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
             part.stop()
         if recorded:
             self._leave()

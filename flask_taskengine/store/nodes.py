@@ -96,7 +96,8 @@ def take_lease(connection: sa.Connection, tables: Tables, name: str, node: str, 
     row = sa.select(sa.literal(name, lease.name.type), sa.literal(node, lease.node.type), db_after(duration)).where(missing)
     try:
         with connection.begin_nested():
-            return connection.execute(sa.insert(tables.lease).from_select(["name", "node", "expires_at"], row)).rowcount == 1
+            written = sa.insert(tables.lease).from_select(["name", "node", "expires_at"], row).execution_options(preserve_rowcount=True)
+            return connection.execute(written).rowcount == 1
     except sa.exc.IntegrityError:
         return False  # another node wrote the same name in between, and has the lease
 

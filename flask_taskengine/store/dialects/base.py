@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import sqlalchemy as sa
 
 from ...domain.task import Claimed, NewTask
+from ..retention import Batch, Removed, remove_in_steps
 from ..tables import Names, Tables
 
 KEY_WAIT = 2.0
@@ -98,6 +99,10 @@ class Dialect(ABC):
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         """Return every type with PENDING tasks and the seconds until its earliest is due."""
+
+    def prune(self, connection: sa.Connection, batch: Batch) -> Removed:
+        """Remove tasks that have ended, but none that another transaction has locked; in the caller's transaction."""
+        return remove_in_steps(connection, self.tables, batch)
 
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:  # noqa: B027 - most databases need nothing
         """Set up the host's own engine, before it connects; ``tune`` is the setting ``SQLITE_PRAGMAS``."""

@@ -14,10 +14,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask
+from ..retention import Batch, Removed
 from ..tables import Names
 from . import base
 from .base import Dialect, KeyHeld, Listener
 from .postgresql_listen import PostgreSQLListener
+from .postgresql_retention import prune, prune_statement
 
 # By SQLSTATE: lock not available, deadlock detected, serialization failure.
 _KEY_REASONS = {
@@ -146,6 +148,10 @@ class PostgreSQL(Dialect):
         )
         ids, claims, results = zip(*done, strict=True)
         return set(connection.exec_driver_sql(statement, (list(ids), list(claims), list(results))).scalars())
+
+    def prune(self, connection: sa.Connection, batch: Batch) -> Removed:
+        preparer = self.sqlalchemy_dialect().identifier_preparer
+        return prune(connection, prune_statement(self.tables, preparer, archive=batch.archive, most=batch.most), batch)
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
