@@ -1,0 +1,145 @@
+"""The README and the docs, read as tests need them: their code blocks, their links, and the parts that are generated.
+
+``python -m tests.support.documents`` writes the generated parts anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from flask_taskengine import settings
+from flask_taskengine.cli import taskengine
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+
+_FENCE = re.compile(r"^( *)```(\w*) *([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+_REQUIREMENT = re.compile(r"test_r(\d\d)(b?)_")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One code block."""
+
+    path: Path
+    line: int
+    language: str
+    options: str
+    """What follows the language, such as ``title="app.py"``."""
+    text: str
+
+    @property
+    def title(self) -> str | None:
+        """The name of the file that it shows."""
+        found = re.search(r'title="([^"]+)"', self.options)
+        return found[1] if found else None
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for people."""
+        return f"{self.path.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(path: Path, section: str | None = None) -> list[Block]:
+    """Return the code blocks of a document, or of its section with this heading of the second level."""
+    text = path.read_text()
+    start, end = 0, len(text)
+    if section is not None:
+        start = text.index(f"\n## {section}\n")
+        found = re.compile(r"^## ", re.MULTILINE).search(text, start + 4)
+        end = found.start() if found else end
+    return [
+        Block(path, text.count("\n", 0, match.start()) + 1, match[2], match[3], match[4]) for match in _FENCE.finditer(text, start, end)
+    ]
+
+
+def links(path: Path) -> list[str]:
+    """Return the targets of a document's links that lead into the repository."""
+    text = _FENCE.sub("", path.read_text())
+    return [target for target in _LINK.findall(text) if "://" not in target and not target.startswith("mailto:")]
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    text = _FENCE.sub("", path.read_text())
+    plain = (re.sub(r"[`*]", "", heading).lower() for heading in _HEADING.findall(text))
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+# --- the generated parts -------------------------------------------------------------------------------------------------
+
+
+def generated() -> dict[str, str]:
+    """Return what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, by name."""
+    return {"settings": settings.reference(), "commands": commands()}
+
+
+def part(text: str, name: str) -> re.Match[str] | None:
+    """Find a generated part in a document."""
+    return re.search(rf"<!-- begin {name} -->\n(.*?)<!-- end {name} -->", text, re.DOTALL)
+
+
+def commands() -> str:
+    """Describe every command and its options, as ``--help`` does."""
+    return "".join(_command(name, command) for name, command in sorted(taskengine.commands.items()))
+
+
+def _command(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name, auto_envvar_prefix=f"TASKENGINE_{name.upper().replace('-', '_')}")
+    arguments = " ".join(one.make_metavar(context) for one in command.params if isinstance(one, click.Argument))
+    lines = [f"### `flask taskengine {' '.join(filter(None, [name, arguments]))}`", "", _told(command.help or ""), ""]
+    options = [record for one in command.params if isinstance(one, click.Option) and (record := one.get_help_record(context))]
+    if options:
+        lines += ["| option | meaning |", "|---|---|", *(f"| `{_cell(option)}` | {_cell(meaning)} |" for option, meaning in options), ""]
+    return "\n".join(lines) + "\n"
+
+
+def _told(text: str) -> str:
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+    return "\n\n".join(re.sub(r"^Example: (.+)$", r"Example: `\1`", paragraph) for paragraph in paragraphs)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+def write_generated_parts() -> None:
+    """Write every generated part of every document anew."""
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for name, content in generated().items():
+            if match := part(text, name):
+                text = text[: match.start(1)] + content + text[match.end(1) :]
+        path.write_text(text)
+
+
+# --- the tests that carry a requirement in their name ---------------------------------------------------------------------
+
+
+def proving_tests() -> dict[str, dict[str, Path]]:
+    """Return the tests of each requirement, by name, with their files."""
+    found: dict[str, dict[str, Path]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for name in _functions(path):
+            if match := _REQUIREMENT.match(name):
+                found.setdefault(f"R{int(match[1])}{match[2]}", {})[name] = path
+    return found
+
+
+def _functions(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+if __name__ == "__main__":
+    write_generated_parts()
