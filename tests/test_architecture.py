@@ -20,6 +20,8 @@ LONGEST_MODULE = 400
 PUBLIC_NAMES = {
     "ConfigError",
     "DuplicateTypeError",
+    "Enqueued",
+    "InvalidArgument",
     "KeyBusyError",
     "LeaseLostError",
     "Limits",
@@ -28,13 +30,17 @@ PUBLIC_NAMES = {
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "Task",
+    "TaskCancelled",
     "TaskContext",
     "TaskEngine",
     "TaskEngineError",
+    "TaskInterrupt",
     "TaskNotFound",
     "TaskProcessor",
     "TaskStateError",
     "TaskStatus",
+    "TaskTimedOut",
     "current_task",
 }
 NAMES_OF_SCHEDULES = {"Backoff", "Cron", "FixedDelay", "FixedRate"}

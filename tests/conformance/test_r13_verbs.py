@@ -16,7 +16,7 @@ NOWHERE = 4711
 ALLOWED: dict[str, set[str]] = {
     "retry": {"DEAD", "FAILED", "CANCELLED"},
     "cancel": {"PENDING", "RUNNING"},
-    "delete": set(TaskStatus) - {"RUNNING"},
+    "delete": {status.value for status in TaskStatus} - {"RUNNING"},
 }
 AFTER = {"retry": {"PENDING"}, "cancel": {"CANCELLED", "RUNNING"}}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 import sqlalchemy as sa
@@ -105,35 +104,36 @@ def test_migrating_again_does_nothing(engine: sa.Engine) -> None:
 
 def test_twenty_processes_may_migrate_at_once(empty_database_url: str, tmp_path: Path) -> None:
     """One of twenty processes migrates, the others wait for it, and all end well."""
-    program = (
-        "import sys, alembic.command, sqlalchemy as sa\n"
-        "from flask_taskengine.store.migrations import migrate\n"
-        "from flask_taskengine.store.tables import Names\n"
-        "engine = sa.create_engine(sys.argv[1], poolclass=sa.NullPool)\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "print(migrate(engine, Names()).before, flush=True)\n"
-    )
-    command = [sys.executable, "-c", program, empty_database_url]
+    program = """
+import os, sys, alembic.command, sqlalchemy as sa
+from flask_taskengine.store.migrations import migrate
+from flask_taskengine.store.tables import Names
+engine = sa.create_engine(sys.argv[1], poolclass=sa.NullPool)
+gate, opener = os.pipe()
+children = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os.close(opener)
+        os.read(gate, 1)
+        os.write(1, f"{migrate(engine, Names()).before}\\n".encode())
+        os._exit(0)
+    children.append(child)
+os.close(opener)
+sys.exit(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children))
+"""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(command, text=True, cwd=tmp_path, env=environment, stdin=PIPE, stdout=PIPE, stderr=PIPE) for _ in range(20)
-    ]
-    try:
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        ends = [process.communicate(timeout=50) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [(process.returncode, end[1]) for process, end in zip(processes, ends, strict=True)] == [(0, "")] * 20
-    assert sorted(end[0].strip() for end in ends) == [*[migrations.head_revision()] * 19, "None"]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, empty_database_url],
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert sorted(ended.stdout.split()) == [*[migrations.head_revision()] * 19, "None"]
 
 
 @pytest.mark.parametrize("wrote_before", [True, False])
