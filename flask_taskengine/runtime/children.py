@@ -19,7 +19,7 @@ HANGS_AFTER = 3.0
 _BLIND_AFTER = 2.5
 """Seconds between two looks after which the supervisor itself was asleep, so that a child's silence proves nothing."""
 _LIVED = 30.0
-"""Seconds of life after which a process that ends is restarted without a wait."""
+"""Seconds of life after which a process that dies is replaced without a wait."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,6 @@ class Child:
         self.nodes: set[str] = set()
         """Names under which it may have claimed tasks."""
         self.born = time.monotonic()
-        self.retiring = False
         self.why: str | None = None
         """Why the supervisor has killed it."""
         self._tick = -1.0
@@ -107,10 +106,10 @@ class Place:
         """When a process is to be started, on the clock of ``time.monotonic``; infinity for never again."""
         self._failures = 0
 
-    def vacate(self, now: float) -> float:
+    def vacate(self, now: float, *, failed: bool) -> float:
         """Note that its process has ended or retires; return the seconds until the next one is due."""
         lived = 0.0 if self.child is None else now - self.child.born
-        self._failures = 0 if lived >= _LIVED else self._failures + 1
+        self._failures = self._failures + 1 if failed and lived < _LIVED else 0
         wait = 0.0 if self._failures == 0 else min(30.0, 0.1 * 2 ** min(self._failures, 20)) * random.uniform(0.5, 1.0)
         self.child = None
         self.due = now + wait

@@ -97,7 +97,7 @@ class _Process:
     def run(self) -> int:
         self._selector.register(self._inbox, selectors.EVENT_READ)
         self._selector.register(self._channel, selectors.EVENT_READ)
-        if self._plan.max_tasks is not None:
+        if self._plan.max_tasks is not None or self._plan.max_memory is not None:
             task_claimed.connect(self._count, self._worker.host.sender)
         self._worker.start()
         self._tick()
@@ -136,7 +136,7 @@ class _Process:
         if self._plan.options.drain and self._worker.dispatcher.drained.is_set():
             self._stop(math.inf)
         elif (why := self._worn_out()) is not None:
-            self._channel.send(retire=why)
+            self._channel.send(retire=why, tasks=self._claimed)
             self._stop(math.inf)
 
     def _stop(self, timeout: float) -> None:
@@ -158,6 +158,7 @@ class _Process:
         if plan.max_tasks is not None and self._claimed >= plan.max_tasks:
             return f"it has run {self._claimed} tasks"
         if abandoned >= plan.options.concurrency:
+            self._claimed = max(self._claimed, abandoned)
             return f"{abandoned} of its threads did not come back from their tasks"
         if plan.max_memory is not None and (memory := resident_memory()) > plan.max_memory:
             return f"it has grown to {memory / 2**20:.0f} MiB"

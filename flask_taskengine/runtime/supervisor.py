@@ -144,8 +144,8 @@ class Supervisor:
                     self._caretaker.left(node)
                 case {"ready": mode}:
                     self._announce(child, mode)
-                case {"retire": why}:
-                    self._retire(child, why)
+                case {"retire": why, "tasks": tasks}:
+                    self._retire(child, why, failed=tasks == 0)
                 case _:
                     pass
         if child.channel.ended and child.channel in self._selector.get_map():
@@ -156,11 +156,10 @@ class Supervisor:
             self._announced = True
             _logger.info("%s; wake-ups by %s", self._what, mode)
 
-    def _retire(self, child: Child, why: str) -> None:
-        child.retiring = True
+    def _retire(self, child: Child, why: str, *, failed: bool) -> None:
         for place in self._places:
             if place.child is child:
-                wait = place.vacate(time.monotonic())
+                wait = place.vacate(time.monotonic(), failed=failed)
                 _logger.info("process %d ends once its tasks have ended, another takes its place in %.1f s: %s", child.pid, wait, why)
                 if self._signals:
                     place.close()
@@ -218,7 +217,7 @@ class Supervisor:
         """Decide whether another process is to be started, and say so."""
         for place in self._places:
             if place.child is child:
-                wait = place.vacate(time.monotonic())
+                wait = place.vacate(time.monotonic(), failed=not clean)
                 if not self._signals and not (clean and self._plan.options.drain):
                     return f", another starts in {wait:.1f} s"
                 place.close()
@@ -234,12 +233,12 @@ class Supervisor:
         match self._signals:
             case 1:
                 patience = self._host.settings.shutdown_timeout
-                _logger.info("%s: running tasks have %g s to end; a second signal interrupts them", number.name, patience)
                 self._tell_all(stop=True)
+                _logger.info("%s: running tasks have %g s to end; a second signal interrupts them", number.name, patience)
                 self._kill_at = time.monotonic() + patience + STOP_MARGIN
             case 2:
-                _logger.warning("%s again: running tasks are interrupted and released; a third signal kills", number.name)
                 self._tell_all(force=True)
+                _logger.warning("%s again: running tasks are interrupted and released; a third signal kills", number.name)
                 self._kill_at = time.monotonic() + STOP_MARGIN
             case _:
                 self._code = 128 + number
