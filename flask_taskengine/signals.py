@@ -51,7 +51,7 @@ task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds
 # Also carries token (the fencing token that is out of date).
 
 task_requeued = namespace.signal("task_requeued", "The task is PENDING again without a failure of its own.")
-# Also carries reason ("orphaned", "released", "snoozed" or "retry", the last by hand).
+# Also carries reason ("orphaned", after a task_retried; "released", "snoozed", or "retry", the last by hand).
 
 _blamed: dict[object, object] = {}
 """Receivers whose failure has been logged, by identity; the value keeps or watches the receiver, so that no identity is reused."""

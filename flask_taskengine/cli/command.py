@@ -47,17 +47,10 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.Abort):
             raise
-        except click.ClickException as error:
-            if not as_json:
-                raise
-            raise _as_json(error.format_message(), error.exit_code) from error
-        except (TaskEngineError, sa.exc.DBAPIError) as error:
-            # Before the app is loaded, only the engine's own errors are ours to word.
-            if not has_app_context() and not isinstance(error, TaskEngineError):
-                raise
-            text = _worded(error)
-            raise _as_json(text, 1) if as_json else click.ClickException(text) from error
         except Exception as error:
+            refusal = _refusal(error)
+            if refusal is not None:
+                raise (_as_json(refusal.format_message(), refusal.exit_code) if as_json else refusal) from None
             if as_json:
                 _print_json({"error": f"{type(error).__name__}: {error}"})
             raise
@@ -136,9 +129,20 @@ def _as_json(text: str, exit_code: int) -> click.exceptions.Exit:
     return click.exceptions.Exit(exit_code)
 
 
-def _worded(error: TaskEngineError | sa.exc.DBAPIError) -> str:
-    if isinstance(error, TaskEngineError):
-        return str(error)
+def _refusal(error: Exception) -> click.ClickException | None:
+    """Word an error that is no fault of the code's; what the host's own code raises while it makes the app is not ours to word."""
+    match error:
+        case click.ClickException():
+            return error
+        case TaskEngineError():
+            return click.ClickException(str(error))
+        case sa.exc.DBAPIError() if has_app_context():
+            return click.ClickException(_worded(error))
+        case _:
+            return None
+
+
+def _worded(error: sa.exc.DBAPIError) -> str:
     said = next(iter(str(error.orig).strip().splitlines()), type(error.orig).__name__)
     try:
         host = current_host()

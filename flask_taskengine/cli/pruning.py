@@ -35,9 +35,10 @@ def _duration(ctx: click.Context, parameter: click.Parameter, given: str | None)
 @click.option("--dry-run", is_flag=True, allow_from_autoenv=False, help="Only count what would be removed.")
 @json_option
 def prune(older_than: float | None, statuses: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
-    """Delete or archive tasks that have ended, as the workers do it every hour by TASKENGINE_RETENTION.
+    """Delete or archive tasks that have ended.
 
-    May be run at any time and beside the workers; tasks that are in use are left for the next run.
+    Workers do the same every hour, by TASKENGINE_RETENTION. May be run at any time and beside the workers; tasks that
+    are in use are left for the next run.
 
     Example: flask taskengine prune --status dead --older-than 90d
     """

@@ -146,6 +146,7 @@ def test_an_app_that_does_not_load_fails_as_with_any_command_of_flask(flask: Run
     theirs = run_flask("routes", app=app, folder=tmp_path, env={})
     assert (ours.code, ours.out, ours.err.splitlines()[-1]) == (theirs.code, theirs.out, theirs.err.splitlines()[-1])
     assert flask("list", "--help", app=app).code == 0
+    assert list(flask("list", "--json", app=app).json) == ["error"]
 
 
 def test_a_payload_may_come_from_the_standard_input(flask: RunFlask, sqlite_url: str) -> None:
