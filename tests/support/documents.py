@@ -23,7 +23,6 @@ DOCUMENTS = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 _FENCE = re.compile(r"^( *)```(\w*) *([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
-_REQUIREMENT = re.compile(r"test_r(\d\d)(b?)_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ def anchors(path: Path) -> set[str]:
 
 def generated() -> dict[str, str]:
     """Return what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, by name."""
-    return {"settings": settings.reference(), "commands": commands()}
+    return {"settings": settings.reference(), "commands": commands(), "proofs": proofs()}
 
 
 def part(text: str, name: str) -> re.Match[str] | None:
@@ -122,7 +121,51 @@ def write_generated_parts() -> None:
         path.write_text(text)
 
 
-# --- the tests that carry a requirement in their name ---------------------------------------------------------------------
+# --- the requirements, and the tests that carry their numbers ---------------------------------------------------------------
+
+REQUIREMENTS = {
+    "R0": "A task is enqueued in the caller's transaction: a rollback leaves no phantom task",
+    "R1": "Tasks are persisted, with a JSONB payload on PostgreSQL; the tables come by migration or as DDL",
+    "R2": "Pluggable processors, found by task type",
+    "R3": "The trace is stored with a task and restored for its run",
+    "R4": "Any number of workers; each task is claimed by exactly one node",
+    "R5": "Metrics",
+    "R6": "Retry with backoff; a task whose attempts are exhausted is DEAD",
+    "R6b": "A task that is inserted by hand in SQL is run",
+    "R7": "Tracing and metrics are optional",
+    "R8": "Unknown task types fail safely",
+    "R9": "Health and information",
+    "R10": "Each task runs in a transaction of its own",
+    "R11": "Low latency: a wake-up in milliseconds, the poll as a safety net",
+    "R12": "Crash recovery: the reaper requeues orphaned tasks",
+    "R13": "Managing tasks: retry, cancel and delete, by code and by command; by REST: planned",
+    "R14": "Priorities",
+    "R15": "Limits per node and cluster-wide",
+    "R16": "Idempotency keys",
+    "R17": "The delivery guarantees are documented",
+    "R18": "Delayed and scheduled execution",
+    "R19": "Recurring schedules",
+    "R20": "A view of dead tasks beyond REST",
+    "R21": "Retry policy per type",
+    "R22": "Timeout per task type",
+    "R23": "Results are kept",
+    "R24": "Events of a task's life",
+    "R25": "Typed payloads",
+    "R26": "History: ended tasks are deleted or archived",
+    "R27": "Pause and resume",
+    "R29": "A limit to the size of payloads",
+}
+
+
+def proofs() -> str:
+    """Return the table of the requirements, each with the first of its tests in every file that has some."""
+    found = proving_tests()
+    lines = ["| | requirement | proven by |", "|---|---|---|"]
+    for number, words in REQUIREMENTS.items():
+        first = {path: name for name, path in reversed(found.get(number, {}).items())}
+        tests = [f"[`{name}`]({path.relative_to(ROOT)})" for path, name in sorted(first.items())]
+        lines.append(f"| {number} | {words} | {'<br>'.join(tests) or 'planned'} |")
+    return "\n".join(lines) + "\n"
 
 
 def proving_tests() -> dict[str, dict[str, Path]]:
@@ -130,7 +173,7 @@ def proving_tests() -> dict[str, dict[str, Path]]:
     found: dict[str, dict[str, Path]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for name in _functions(path):
-            if match := _REQUIREMENT.match(name):
+            if match := re.match(r"test_r(\d\d)(b?)_", name):
                 found.setdefault(f"R{int(match[1])}{match[2]}", {})[name] = path
     return found
 

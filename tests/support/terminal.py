@@ -71,5 +71,6 @@ def _commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _pattern(expected: str) -> str:
-    """Return a regular expression for what a command prints: ``…`` stands for anything."""
-    return "(?s)" + ".*".join(re.escape(part) for part in expected.strip().split("…"))
+    """Return a regular expression for what a command prints: ``…`` stands for anything, on a line of its own for any lines."""
+    joined = re.sub(r"^…\n|\n…$", "…", expected.strip(), flags=re.MULTILINE)
+    return "(?s)" + ".*".join(re.escape(part) for part in joined.split("…"))
