@@ -22,6 +22,7 @@ from .domain.retry import RetryPolicy
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, Task
 from .engine.context import TaskContext
+from .engine.explain import Explanation
 from .engine.processor import TaskProcessor
 from .extension import TaskEngine
 from .runtime.run import current_task
@@ -30,6 +31,7 @@ __all__ = [
     "ConfigError",
     "DuplicateTypeError",
     "Enqueued",
+    "Explanation",
     "InvalidArgument",
     "KeyBusyError",
     "LeaseLostError",

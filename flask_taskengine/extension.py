@@ -23,7 +23,9 @@ from .domain.retry import RetryPolicy
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, NewTask, Task
 from .engine import enqueue as enqueueing
+from .engine import explain as explaining
 from .engine import manage, outbox
+from .engine.explain import Explanation
 from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
@@ -241,6 +243,16 @@ class TaskEngine:
         """Read a task in the caller's transaction; None where there is no such task."""
         _, connection, dialect = self._target(self._host(), session)
         return tasks.get(connection, dialect.tables, task_id)
+
+    def explain(self, task_id: int, *, session: Where | None = None) -> Explanation:
+        """Say in words why a task is not running, or what state it is in; reads only, in the caller's transaction. Never commits.
+
+        Raises:
+            TaskNotFound: no such task.
+        """
+        host = self._host()
+        _, connection, dialect = self._target(host, session)
+        return explaining.explain(connection, dialect, host.settings, host.registry, task_id)
 
     def retry(self, task_id: int, *, reset_attempts: bool = False, session: Where | None = None) -> None:
         """Put a DEAD, FAILED or CANCELLED task back to PENDING; an exhausted one runs at least once more. Never commits.

@@ -7,6 +7,7 @@ import click
 from .acting import cancel, delete, retry, retry_dead
 from .deployment import check, migrate
 from .enqueueing import enqueue
+from .explaining import why
 from .looking import list_, show, stats
 from .pruning import prune
 from .worker import worker
@@ -19,5 +20,5 @@ def taskengine() -> None:
     """Durable tasks in the app's own database."""
 
 
-for _command in (worker, migrate, check, enqueue, list_, show, retry, retry_dead, cancel, delete, prune, stats):
+for _command in (worker, migrate, check, enqueue, list_, show, why, retry, retry_dead, cancel, delete, prune, stats):
     taskengine.add_command(_command)

@@ -43,3 +43,11 @@ def spoken(number: float) -> str:
         if number >= size and number % size == 0:
             return f"{number / size:.15g} {unit}"
     return f"{number:.15g} s"
+
+
+def roughly(number: float) -> str:
+    """Write seconds for a person who wants no more than their size: ``"42 s"``, ``"3 min"``, ``"5 h"``, ``"8 d"``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if number >= 2 * size:
+            return f"{number / size:.0f} {unit}"
+    return f"{max(number, 0):.0f} s"

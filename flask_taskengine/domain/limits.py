@@ -31,6 +31,12 @@ class Limits:
             object.__setattr__(self, name, _checked(name, None if value is ... else value))
         object.__setattr__(self, "given", frozenset(name for name, value in said.items() if value is not ...))
 
+    @property
+    def in_force(self) -> dict[str, int]:
+        """The limits that there are, by name."""
+        named = {"per_node": self.per_node, "cluster_wide": self.cluster_wide}
+        return {name: limit for name, limit in named.items() if limit is not None}
+
     def over(self, base: Limits) -> Limits:
         """Return ``base`` with every limit that was given here put over it."""
         return Limits(**{name: getattr(place, name) for place in (base, self) for name in place.given})

@@ -39,7 +39,9 @@ class Dispatcher:
         limits = {t: self._limits(t) for t in self.types()}
         self._per_node = {t: limit.per_node for t, limit in limits.items() if limit.per_node is not None}
         self.cluster_limits = {t: limit.cluster_wide for t, limit in limits.items() if limit.cluster_wide is not None}
-        """This node's own cluster-wide limits, which it writes into its row."""
+        """This node's own cluster-wide limits."""
+        self.limits = {t: limit.in_force for t, limit in limits.items() if limit.in_force}
+        """All limits of this node, which it writes into its row."""
         self.node = ""
         self.foreign: frozenset[str] = frozenset()
         """Types that no live node knows: claimed so that their tasks end."""

@@ -20,7 +20,7 @@ class Membership:
 
     Args:
         label: what people call it (``--node-id``).
-        describe: returns the types and cluster-wide limits to write into the row.
+        describe: returns the types and limits to write into the row.
         joined: called with each new name, once it is registered.
     """
 
@@ -30,7 +30,7 @@ class Membership:
         *,
         label: str | None,
         concurrency: int,
-        describe: Callable[[], tuple[Collection[str], Mapping[str, int]]],
+        describe: Callable[[], tuple[Collection[str], Mapping[str, Mapping[str, int]]]],
         joined: Callable[[str], None],
     ) -> None:
         self._database = database

@@ -87,7 +87,7 @@ class Worker:
             self.database,
             label=options.label,
             concurrency=options.concurrency,
-            describe=lambda: (self.dispatcher.types(), self.dispatcher.cluster_limits),
+            describe=lambda: (self.dispatcher.types(), self.dispatcher.limits),
             joined=self._joined,
         )
         self._stop_lock = threading.RLock()

@@ -70,7 +70,7 @@ def forget_expired(connection: sa.Connection, tables: Tables, older_than: float)
 
 
 def alive(connection: sa.Connection, tables: Tables, lease: float) -> list[Mapping[str, Any]]:
-    """Read the nodes that hold their lease, with the types and cluster-wide limits of each."""
+    """Read the nodes that hold their lease, with the types and limits of each."""
     n = tables.node.c
     statement = sa.select(tables.node).where(n.expired_at.is_(None), seconds_since(n.heartbeat_at) <= lease).order_by(n.id)
     return [dict(row._mapping) for row in connection.execute(statement)]
@@ -81,8 +81,17 @@ def cluster_limits(connection: sa.Connection, tables: Tables) -> dict[str, int]:
     strictest: dict[str, int] = {}
     for limits in connection.execute(sa.select(tables.node.c.limits).where(tables.node.c.expired_at.is_(None))).scalars():
         for task_type, limit in limits.items():
-            strictest[task_type] = min(limit, strictest.get(task_type, limit))
+            wide = limit if isinstance(limit, int) else limit.get("cluster_wide")
+            if wide is not None:
+                strictest[task_type] = min(wide, strictest.get(task_type, wide))
     return strictest
+
+
+def per_node_limit(node: Mapping[str, Any], task_type: str) -> int | None:
+    """Return how many tasks of a type a node runs at once, by its row; ``None`` is no limit but its slots."""
+    limit = node["limits"].get(task_type)
+    per_node: int | None = limit.get("per_node") if isinstance(limit, Mapping) else None
+    return per_node
 
 
 def take_lease(connection: sa.Connection, tables: Tables, name: str, node: str, duration: float) -> bool:

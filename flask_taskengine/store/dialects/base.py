@@ -9,10 +9,12 @@ from typing import Any, ClassVar, Protocol
 
 import sqlalchemy as sa
 
-from ...domain.task import Claimed, NewTask
+from ...domain.task import Claimed, NewTask, Task
 from ..retention import Batch, Removed, remove_in_steps
 from ..tables import Names, Tables
 
+MOST_STEPS = 1000
+"""Priorities that are looked at where tasks before another are counted."""
 KEY_WAIT = 2.0
 """Seconds that an enqueue waits for another open transaction which holds the same idempotency key."""
 
@@ -99,6 +101,10 @@ class Dialect(ABC):
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         """Return every type with PENDING tasks and the seconds until its earliest is due."""
+
+    @abstractmethod
+    def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
+        """Count the due tasks of these types that are claimed before a PENDING task; at most ``most``."""
 
     def prune(self, connection: sa.Connection, batch: Batch) -> Removed:
         """Remove tasks that have ended, but none that another transaction has locked; in the caller's transaction."""

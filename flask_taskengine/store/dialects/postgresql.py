@@ -13,11 +13,12 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
-from ...domain.task import Claimed, NewTask
+from ...domain.task import Claimed, NewTask, Task
 from ..retention import Batch, Removed
 from ..tables import Names
 from . import base
-from .base import Dialect, KeyHeld, Listener
+from .base import MOST_STEPS, Dialect, KeyHeld, Listener
+from .postgresql_insight import AHEAD
 from .postgresql_listen import PostgreSQLListener
 from .postgresql_retention import prune, prune_statement
 
@@ -174,6 +175,12 @@ class PostgreSQL(Dialect):
     def _due(self, connection: sa.Connection, types: str, parameters: dict[str, Any]) -> dict[str, float]:
         statement = _DUE.format(task=self.task, types=types)
         return {task_type: float(wait) for task_type, wait in connection.exec_driver_sql(statement, parameters)}
+
+    def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
+        statement = AHEAD.format(task=self.task, steps=MOST_STEPS, most=most)
+        parameters = {"types": list(types), "priority": task.priority, "available_at": task.available_at, "id": task.id}
+        counted: int = connection.exec_driver_sql(statement, parameters).scalar_one()
+        return counted
 
     # --- locks and wake-ups -------------------------------------------------------------------------------------------
 

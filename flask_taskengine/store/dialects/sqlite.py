@@ -13,10 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from ...domain.errors import ConfigError
-from ...domain.task import Claimed, NewTask
+from ...domain.task import Claimed, NewTask, Task
 from ..tables import Names
 from ..types import JsonText, UtcDateTime
-from .base import Dialect, KeyHeld, Listener
+from .base import MOST_STEPS, Dialect, KeyHeld, Listener
+from .sqlite_insight import AHEAD
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 _INSERT_CHUNK = 500
@@ -182,6 +183,17 @@ class SQLite(Dialect):
             f" FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {condition} GROUP BY type"
         )
         return {task_type: wait for task_type, wait in connection.exec_driver_sql(statement, parameters)}
+
+    def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
+        chosen = types[:_MOST_ARMS]
+        if not chosen:
+            return 0
+        lanes = " UNION ALL ".join(["SELECT ?"] * len(chosen))
+        statement = AHEAD.format(task=self.task, lanes=lanes, now=_NOW, steps=MOST_STEPS)
+        moment = _TIME.process_bind_param(task.available_at, self._dialect)
+        parameters = (*chosen, task.priority, task.priority, task.priority, moment, task.priority, task.id, most)
+        counted: int = connection.exec_driver_sql(statement, parameters).scalar_one()
+        return counted
 
 
 def _set_pragmas(connection: Any, _: object) -> None:
