@@ -1,7 +1,8 @@
 """What the supervisor and its children say to each other: JSON objects, one per line, over a pair of sockets.
 
 A child says ``joined`` and ``left`` (a node's name), ``ready`` (how wake-ups come), and ``retire`` (why another is to take its
-place) with ``tasks`` (how many it has claimed). The supervisor says ``lost`` (a node's name), ``stop`` and ``force``. The end of the line says that the other has died.
+place) with ``tasks`` (how many it has claimed). The supervisor says ``lost`` (a node's name), ``stop`` and ``force``. The end of
+the line says that the other has died.
 """
 
 from __future__ import annotations

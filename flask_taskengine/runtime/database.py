@@ -27,7 +27,16 @@ def own_engine(host: Host) -> sa.Engine:
     """
     theirs = host.sql_engine()
     host.dialect(theirs.dialect.name).require_shared(theirs.url)
-    return sa.Engine(theirs.pool.recreate(), theirs.dialect, theirs.url)
+    source = theirs.pool.recreate()
+
+    def connect() -> Any:
+        # Out of the pool at once: every loop keeps its connection, however few the host allows for itself.
+        pooled = source.connect()
+        driver = pooled.dbapi_connection
+        pooled.detach()
+        return driver
+
+    return sa.Engine(sa.NullPool(connect, dialect=theirs.dialect), theirs.dialect, theirs.url)
 
 
 class Database:
