@@ -89,6 +89,11 @@ class TaskEngine:
             host.sql_engine()
         else:
             appcontext_pushed.connect(self._prepare_late, app)
+        if settings.embedded_worker and settings.enabled:
+            from .runtime.embedded import Embedded
+
+            host.embedded = Embedded(host)
+            host.embedded.arm()
 
     # --- processors ---------------------------------------------------------------------------------------------------
 
@@ -211,7 +216,7 @@ class TaskEngine:
             return []
         target, connection, dialect = self._target(host, session)
         made = enqueueing.enqueue_many(connection, dialect, news)
-        self._note(target, made, news)
+        self._note(host, target, made, news)
         return made
 
     def _write(self, session: Where | None, new: NewTask) -> Enqueued:
@@ -219,7 +224,7 @@ class TaskEngine:
         prepared = self._prepared(host, new)
         target, connection, dialect = self._target(host, session)
         made = enqueueing.enqueue(connection, dialect, prepared)
-        self._note(target, [made], [prepared])
+        self._note(host, target, [made], [prepared])
         return made
 
     def _prepared(self, host: Host, new: NewTask) -> NewTask:
@@ -227,12 +232,13 @@ class TaskEngine:
         codec = plain_codec(new.type) if processor is None else processor.codec
         return enqueueing.prepared(new, codec, host.settings.max_payload)
 
-    def _note(self, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
+    def _note(self, host: Host, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
         created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
 
         def announce() -> None:
             for task_id, task_type in created:
                 emit(task_enqueued, self, task_id=task_id, task_type=task_type)
+            host.wake()
 
         if created and isinstance(target, Session):
             outbox.note(target, announce, created)

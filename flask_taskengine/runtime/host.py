@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,12 +28,21 @@ class Host:
     registry: Registry
     sender: Any
     """The ``TaskEngine``, which the signals name as their sender."""
+    wakers: set[Callable[[], None]] = field(default_factory=set)
+    """Called after a commit that has enqueued: workers in this process."""
+    embedded: Any = None
+    """The ``Embedded`` of a host that has switched it on."""
     _dialects: dict[str, Dialect] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def names(self) -> Names:
         return Names(self.settings.table_prefix, self.settings.task_table, self.settings.schema)
+
+    def wake(self) -> None:
+        """Wake the workers in this process: something that was committed may be due."""
+        for wake in tuple(self.wakers):
+            wake()
 
     def database(self) -> SQLAlchemy:
         """Return the app's Flask-SQLAlchemy extension, which may be initialised after the engine."""

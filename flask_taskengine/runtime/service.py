@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -58,6 +56,8 @@ def run_worker(  # noqa: PLR0913 - the options of the command
     """
     options = WorkerOptions(concurrency=concurrency or host.settings.concurrency, types=types, label=label, drain=drain)
     _check(host, options)
+    if host.embedded is not None:
+        host.embedded.forbid()
     _be_heard()
     inbox = Inbox(*STOPPING, signal.SIGCHLD)
     inbox.install()
@@ -65,7 +65,7 @@ def run_worker(  # noqa: PLR0913 - the options of the command
         if not _schema_is_ready(host, inbox):
             return 0
         plan = Plan(options=options, max_tasks=max_tasks, max_memory=max_memory, executor_factory=executor_factory)
-        return Supervisor(host, plan, processes, inbox, _in_words(host, options, processes)).run()
+        return Supervisor(host, plan, processes, inbox, options.in_words(host, processes)).run()
     finally:
         inbox.uninstall()
         inbox.close()
@@ -127,10 +127,3 @@ def _schema_is_ready(host: Host, inbox: Inbox) -> bool:
     if found and found[0]:
         raise ConfigError(found[0])
     return not stopped
-
-
-def _in_words(host: Host, options: WorkerOptions, processes: int) -> str:
-    types = sorted(options.types or host.registry.types())
-    address = host.sql_engine().url.set(query={}).render_as_string(hide_password=True)
-    each = f"{options.concurrency} tasks at once" if processes == 1 else f"{processes} processes of {options.concurrency} tasks at once"
-    return f"worker {options.label or socket.gethostname()} (pid {os.getpid()}) on {address}: {', '.join(types) or 'no types'}; {each}"

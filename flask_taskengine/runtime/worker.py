@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +42,14 @@ class WorkerOptions:
     label: str | None = None
     drain: bool = False
     """Work until nothing is due, then end."""
+
+    def in_words(self, host: Host, processes: int = 1) -> str:
+        """Return who works where on what, in a line without secrets."""
+        # The query of an address may hold secrets, too.
+        address = host.sql_engine().url.set(query={}).render_as_string(hide_password=True)
+        types = ", ".join(sorted(self.types or host.registry.types())) or "no types"
+        each = f"{self.concurrency} tasks at once" if processes == 1 else f"{processes} processes of {self.concurrency} tasks at once"
+        return f"worker {self.label or socket.gethostname()} (pid {os.getpid()}) on {address}: {types}; {each}"
 
 
 class Worker:

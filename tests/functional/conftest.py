@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from flask_taskengine import Task, TaskStatus
 from tests.support.hosts import Host, MakeApp
 from tests.support.waiting import wait_until
-from tests.support.worker import StartWorker, WorkerProcess
+from tests.support.worker import Process, StartWorker, WorkerProcess
 
 from .supervised import Effect
 
@@ -26,13 +29,34 @@ class Scene:
         self.folder = folder
         self.app, self.db, self.engine = host
         self._start_worker = start_worker
+        self._ends = ExitStack()
         with self.app.app_context():
             Effect.metadata.create_all(self.db.engine)
+
+    def __enter__(self) -> Scene:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.close()
 
     def worker(self, *options: str, **env: Any) -> WorkerProcess:
         """Start a worker; keywords are settings without their prefix."""
         settings = {key if key.startswith("SUPERVISED_") else f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
         return self._start_worker(SUPERVISED, *options, url=self.url, env=settings)
+
+    def process(self, *command: str, log: str = "process.log", **env: Any) -> Process:
+        """Start a program that uses the host; keywords are settings without their prefix."""
+        settings = {"FLASK_SQLALCHEMY_DATABASE_URI": self.url} | {f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
+        process = Process(sys.executable, "-m", *command, log=self.folder / log, env=settings)
+        self._ends.callback(process.kill)
+        return process
+
+    def nodes(self) -> list[str]:
+        """Return the names of the nodes that are registered."""
+        host = self.engine.host(self.app)
+        tables = host.dialect(host.sql_engine().dialect.name).tables
+        with host.sql_engine().connect() as connection:
+            return list(connection.execute(tables.node.select().where(tables.node.c.expired_at.is_(None))).scalars())
 
     def enqueue(self, task_type: str, payload: Any = None, **options: Any) -> int:
         """Enqueue and commit."""
@@ -79,12 +103,14 @@ def children(worker: WorkerProcess) -> list[psutil.Process]:
 
 
 @pytest.fixture
-def sqlite_scene(sqlite_url: str, make_app: MakeApp, start_worker: StartWorker, tmp_path: Path) -> Scene:
+def sqlite_scene(sqlite_url: str, make_app: MakeApp, start_worker: StartWorker, tmp_path: Path) -> Iterator[Scene]:
     """Set up a host and its workers for what does not depend on the database."""
-    return Scene(sqlite_url, make_app(sqlite_url), start_worker, tmp_path)
+    with Scene(sqlite_url, make_app(sqlite_url), start_worker, tmp_path) as scene:
+        yield scene
 
 
 @pytest.fixture
-def scene(database_url: str, make_app: MakeApp, start_worker: StartWorker, tmp_path: Path) -> Scene:
+def scene(database_url: str, make_app: MakeApp, start_worker: StartWorker, tmp_path: Path) -> Iterator[Scene]:
     """Set up a host and its workers on every database."""
-    return Scene(database_url, make_app(database_url), start_worker, tmp_path)
+    with Scene(database_url, make_app(database_url), start_worker, tmp_path) as scene:
+        yield scene

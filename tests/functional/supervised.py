@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
-from flask import Flask
+from flask import Flask, request
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -40,9 +41,20 @@ def create_app() -> Flask:
         TASKENGINE_DEFAULT_RETRY={"max_attempts": 3, "base_backoff": 0.05, "max_backoff": 0.1},
     )
     app.config.from_prefixed_env()
+    if app.config.get("TASKENGINE_EMBEDDED_WORKER"):
+        logging.basicConfig(level=logging.INFO)
     db.init_app(app)
     engine.init_app(app)
+    app.add_url_rule("/", view_func=lambda: str(os.getpid()))
+    app.add_url_rule("/enqueue", view_func=enqueue_here)
     return app
+
+
+def enqueue_here() -> str:
+    """Enqueue in a request."""
+    made = engine.enqueue("effect", {"says": request.args["says"]})
+    db.session.commit()
+    return str(made.id)
 
 
 @engine.task("noop")
