@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import selectors
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +57,6 @@ def run_worker(  # noqa: PLR0913 - the options of the command
     _check(host, options)
     if host.embedded is not None:
         host.embedded.forbid()
-    _be_heard()
     inbox = Inbox(*STOPPING, signal.SIGCHLD)
     inbox.install()
     try:
@@ -81,16 +79,6 @@ def _check(host: Host, options: WorkerOptions) -> None:
         _logger.warning("the app has no processors: is the module with its @engine.task functions imported?")
     url = host.sql_engine().url
     host.dialect(host.sql_engine().dialect.name).require_shared(url)
-
-
-def _be_heard() -> None:
-    """Show what the worker logs, from INFO, unless the app has decided about logging itself."""
-    if not _logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        _logger.addHandler(handler)
-    if _logger.level == logging.NOTSET:
-        _logger.setLevel(logging.INFO)
 
 
 def _schema_is_ready(host: Host, inbox: Inbox) -> bool:

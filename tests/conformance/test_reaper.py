@@ -405,7 +405,7 @@ def test_r12_failed_beat_loses_nothing_but_ends_the_row_of_beats(cluster: Cluste
 
 @pytest.mark.parametrize(("gap", "steady"), [(15, True), (45, True), (46, False), (3600, False), (-1, False)])
 def test_r12_gap_or_jump_of_the_clock_ends_the_row_of_beats(make_app: MakeApp, sqlite_url: str, gap: float, steady: bool) -> None:
-    """Beats are steady while each follows the last within LEASE − HEARTBEAT_INTERVAL by the database's clock."""
+    """Beats are steady while each follows the last within LEASE less HEARTBEAT_INTERVAL by the database's clock."""
     app, _, engine = make_app(sqlite_url, TASKENGINE_LEASE=LEASE, TASKENGINE_HEARTBEAT_INTERVAL=15)
     steadiness = Steadiness(engine.host(app).settings)
     start = datetime(2026, 1, 1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -33,7 +33,7 @@ class Scene:
         with self.app.app_context():
             Effect.metadata.create_all(self.db.engine)
 
-    def __enter__(self) -> Scene:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -44,10 +44,10 @@ class Scene:
         settings = {key if key.startswith("SUPERVISED_") else f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
         return self._start_worker(SUPERVISED, *options, url=self.url, env=settings)
 
-    def process(self, *command: str, log: str = "process.log", **env: Any) -> Process:
+    def process(self, *command: str, log_name: str = "process.log", **env: Any) -> Process:
         """Start a program that uses the host; keywords are settings without their prefix."""
         settings = {"FLASK_SQLALCHEMY_DATABASE_URI": self.url} | {f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
-        process = Process(sys.executable, "-m", *command, log=self.folder / log, env=settings)
+        process = Process(sys.executable, "-m", *command, log=self.folder / log_name, env=settings)
         self._ends.callback(process.kill)
         return process
 

@@ -54,7 +54,9 @@ def starts(server: Process) -> list[str]:
     return [line.partition("(pid ")[2].partition(")")[0] for line in server.log.splitlines() if "embedded worker" in line]
 
 
-@pytest.mark.parametrize("options", [(), ("--preload",), ("--worker-class", "gthread", "--threads", "2")], ids=["sync", "preload", "gthread"])
+@pytest.mark.parametrize(
+    "options", [(), ("--preload",), ("--worker-class", "gthread", "--threads", "2")], ids=["sync", "preload", "gthread"]
+)
 def test_r2_embedded_worker_runs_once_under_gunicorn(sqlite_scene: Scene, options: tuple[str, ...]) -> None:
     """Of three web processes exactly one works, without any traffic; a request's task starts at once (faults 131)."""
     server, address = gunicorn(sqlite_scene, *options, POLL_INTERVAL=60)
@@ -165,8 +167,6 @@ def test_r2_database_in_memory_is_refused_with_a_word(sqlite_scene: Scene) -> No
     server, address = flask_run(sqlite_scene)
     server.wait_for_log("the embedded worker does not start: the database is in memory")
     assert get(address) == str(server.pid)
-
-
 
 
 def test_r2_enqueue_wakes_workers_of_this_process_after_the_commit(sqlite_url: str, make_app: MakeApp) -> None:
