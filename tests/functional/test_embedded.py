@@ -30,16 +30,14 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def gunicorn(scene: Scene, *options: str, **settings: Any) -> tuple[Process, str]:
     """Start gunicorn with three workers; return it and its address."""
-    server = scene.process(
-        *("gunicorn", "--workers", "3", "--bind", "127.0.0.1:0", "--log-level", "info", *options, f"{APP}()"),
-        **{"EMBEDDED_WORKER": "true", "SHUTDOWN_TIMEOUT": 2} | settings,
-    )
+    given: dict[str, Any] = {"EMBEDDED_WORKER": "true", "SHUTDOWN_TIMEOUT": 2} | settings
+    server = scene.process("gunicorn", "--workers", "3", "--bind", "127.0.0.1:0", *options, f"{APP}()", log_name="gunicorn.log", **given)
     return server, server.wait_for_log(r"Listening at: (http://\S+)")[1]
 
 
 def flask_run(scene: Scene, *options: str, **settings: Any) -> tuple[Process, str]:
     """Start Flask's own server; return it and its address."""
-    server = scene.process("flask", "--app", APP, *options, "run", "--port", "0", **{"EMBEDDED_WORKER": "true"} | settings)
+    server = scene.process("flask", "--app", APP, *options, "run", "--port", "0", EMBEDDED_WORKER="true", **settings)
     return server, server.wait_for_log(r"Running on (http://\S+)")[1]
 
 
@@ -130,9 +128,9 @@ def test_r2_no_embedded_worker_in_shell_commands_and_workers(sqlite_scene: Scene
     """Other commands of the app never start it, whatever they do; a worker command is enough of a worker."""
     task_id = sqlite_scene.enqueue("noop")
     code = "import flask; flask.current_app.test_client().get('/'); print('asked')"
-    shell = sqlite_scene.process("flask", "--app", APP, "routes", EMBEDDED_WORKER="true", log="routes.log")
+    shell = sqlite_scene.process("flask", "--app", APP, "routes", EMBEDDED_WORKER="true", log_name="routes.log")
     assert shell.wait() == 0
-    script = sqlite_scene.process("tests.functional.in_shell", code, EMBEDDED_WORKER="true", log="shell.log")
+    script = sqlite_scene.process("tests.functional.in_shell", code, EMBEDDED_WORKER="true", log_name="shell.log")
     assert script.wait() == 0
     assert "asked" in script.log
     assert sqlite_scene.task(task_id).status is TaskStatus.PENDING
@@ -144,7 +142,7 @@ def test_r2_no_embedded_worker_in_shell_commands_and_workers(sqlite_scene: Scene
 
 def test_r2_request_starts_it_under_an_unknown_server(sqlite_scene: Scene) -> None:
     """A server that is not recognised starts it with the first request."""
-    server = sqlite_scene.process("tests.functional.unknown_server", EMBEDDED_WORKER="true", log="server.log")
+    server = sqlite_scene.process("tests.functional.unknown_server", EMBEDDED_WORKER="true", log_name="server.log")
     address = server.wait_for_log(r"listening at (http://\S+)")[1]
     task_id = sqlite_scene.enqueue("effect", {"says": sqlite_scene.path("said")})
     assert starts(server) == []

@@ -79,8 +79,12 @@ def test_r8_worker_for_some_types_knows_only_these(database_url: str, make_app: 
     """A type that the app has, but that no live node was started for, ends too, and its handler is not called here."""
     host = make_app(database_url, **SETTINGS)
     called: list[Any] = []
+
+    def excluded(payload: Any) -> None:
+        called.append(payload)
+
     host.engine.task("known")(lambda payload: None)
-    host.engine.task("excluded")(lambda payload: called.append(payload))
+    host.engine.task("excluded")(excluded)
     task_id = enqueue(host, "excluded")
     with working(host, frozenset({"known"})):
         wait_until(lambda: task_of(host, task_id).status is TaskStatus.DEAD)

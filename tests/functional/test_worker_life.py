@@ -70,11 +70,11 @@ def test_r4_stop_from_several_threads_waits_for_the_one_stop(sqlite_url: str, ma
     release = threading.Event()
     running = threading.Event()
 
-    @host.engine.task("wait")
     def wait(payload: Any) -> None:
         running.set()
         release.wait(30)
 
+    host.engine.task("wait")(wait)
     with host.app.app_context():
         host.engine.enqueue("wait")
         host.db.session.commit()
@@ -101,15 +101,15 @@ def test_r4_given_up_threads_end_by_themselves(postgresql_url: str, make_app: Ma
     host = make_app(postgresql_url, TASKENGINE_DEFAULT_TIMEOUT=None)
     release, running = threading.Event(), threading.Event()
 
-    @host.engine.task("deaf")
     def deaf(payload: Any) -> None:
         running.set()
         while not release.is_set():
             try:
                 release.wait(30)
-            except BaseException:  # noqa: BLE001, S112 - a handler that swallows every interrupt
+            except BaseException:  # noqa: BLE001 - a handler that swallows every interrupt
                 continue
 
+    host.engine.task("deaf")(deaf)
     with host.app.app_context():
         task_id = host.engine.enqueue("deaf").id
         host.db.session.commit()
