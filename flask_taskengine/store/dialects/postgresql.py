@@ -220,7 +220,7 @@ class PostgreSQL(Dialect):
 
     def sever(self, driver: Any) -> None:
         # Not close(): that would free the socket under the thread which waits on it.
-        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
 
     def _lock_key(self, *what: str) -> int:

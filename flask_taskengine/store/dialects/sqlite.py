@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -178,10 +179,11 @@ class SQLite(Dialect):
         return SQLiteListener(engine)
 
     def cancel_statement(self, driver: Any) -> None:
-        driver.interrupt()
+        with suppress(sqlite3.ProgrammingError):  # closed in between
+            driver.interrupt()
 
     def sever(self, driver: Any) -> None:
-        driver.interrupt()
+        self.cancel_statement(driver)
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
