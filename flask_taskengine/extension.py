@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import EllipsisType
@@ -140,7 +141,8 @@ class TaskEngine:
             def enqueue(payload: Any = None, **options: Any) -> Enqueued:
                 return self.enqueue(task_type, payload, **options)
 
-            function.enqueue = enqueue  # type: ignore[attr-defined]
+            with suppress(AttributeError):  # a method of an object, say, can have no attributes
+                function.enqueue = enqueue  # type: ignore[attr-defined]
             return function
 
         return register

@@ -96,7 +96,13 @@ class Completer:
             if ended.task.id in succeeded:
                 self.announce(ended, Outcome(Verdict.SUCCEEDED, TaskStatus.SUCCEEDED))
             else:
-                self.announce(ended, self._settle_surely(ended))
+                try:
+                    outcome = self._settle_surely(ended)
+                except Exception:
+                    # Tried again after the others: one that the database refuses must not stand in their way.
+                    self._waiting.rotate(-1)
+                    raise
+                self.announce(ended, outcome)
             # One by one: were the next to fail, this one must not be recorded and announced again.
             with self._changed:
                 self._waiting.popleft()

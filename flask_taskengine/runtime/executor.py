@@ -24,6 +24,7 @@ from ..domain.errors import (
 )
 from ..domain.outcome import Ending, Interrupted, Raised, Rejected, Returned, Snoozed, TimedOut
 from ..domain.task import Claimed
+from ..engine import outbox
 from ..engine.context import TaskContext, running
 from ..engine.failures import failure_from
 from ..engine.payload import dump_result
@@ -148,8 +149,9 @@ class Executor:
 
         with nullcontext() if timeout is None else self._database.watchdog.limit(timeout, lambda: self._overrun(run, timeout)):
             returned = run.call(handle, payload)
-        if run.interrupted is TaskTimedOut:
-            raise TaskTimedOut
+        if run.interrupted is not None:
+            # The handler has swallowed the interrupt; a statement that was cancelled may be missing from its work.
+            raise run.interrupted
         return Returned(dump_result(returned, self._host.settings.max_payload, task_type=run.task.type) if processor.store_result else None)
 
     def _complete_in_session(self, run: Run, ending: Returned) -> Ending | None:
@@ -175,6 +177,7 @@ class Executor:
         if not registry.has():
             return
         session = registry()
+        outbox.discard(session)
         try:
             if run.await_cancel():
                 session.invalidate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from ..domain.errors import TaskInterrupt
 from ..domain.task import Claimed
 from ..engine.context import TaskContext, running
 from .host import Host
+
+_logger = logging.getLogger("flask_taskengine")
 
 current: ContextVar[Run | None] = ContextVar("flask_taskengine_run", default=None)
 """The run of this thread; None outside of handlers."""
@@ -54,6 +57,7 @@ class Run:
         self._lock = threading.Lock()
         self._phase = Phase.WAITING
         self._drivers: list[Any] = []
+        self._cancelled: list[Any] = []
         self._cancelling = threading.Event()
         self._cancelling.set()
 
@@ -75,9 +79,23 @@ class Run:
         finally:
             self._leave_handler()
 
-    def uses(self, driver: Any) -> None:
-        """Note a driver connection that the handler's session works on."""
-        self._drivers.append(driver)
+    def takes(self, driver: Any) -> None:
+        """Note a driver connection that the attempt works on from now on."""
+        with self._lock:
+            self._drivers.append(driver)
+
+    def gives_back(self, driver: Any) -> bool:
+        """Take note that the attempt is done with a connection, which others may get now.
+
+        Returns:
+            Whether its statement was cancelled, so that it must not be kept; only once no cancel is on its way any more.
+        """
+        with self._lock:
+            self._drivers = [mine for mine in self._drivers if mine is not driver]
+            cancelled = any(mine is driver for mine in self._cancelled)
+        if cancelled:
+            self._cancelling.wait()
+        return cancelled
 
     def close(self) -> bool:
         """Say whether the thread may still record the outcome; false once that was done in its stead."""
@@ -115,10 +133,13 @@ class Run:
             self.interrupted = reason
             if self._phase is Phase.WAITING:
                 return
+            self._cancelled = list(self._drivers)
             self._cancelling.clear()
         try:
-            for driver in tuple(self._drivers):
+            for driver in self._cancelled:
                 cancel_statement(driver)
+        except Exception:
+            _logger.exception("cancelling a statement of task %d failed", self.task.id)
         finally:
             self._cancelling.set()
             with self._lock:

@@ -1,12 +1,12 @@
-"""What the engine watches of the sessions that handlers use: their connections, and each commit before it happens."""
+"""What the engine watches of a handler: the connections that it holds, and each commit of its session before it happens."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import ConnectionPoolEntry, Pool
 
 from ..domain.errors import LeaseLostError
 from ..store import tasks
@@ -35,10 +35,22 @@ def fence(host: Host, session: Session, run: Run) -> None:
         raise LeaseLostError(run.task.id)
 
 
-def _after_begin(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+def _on_checkout(driver: Any, _record: object, _proxy: object) -> None:
     run = current.get()
     if run is not None:
-        run.uses(connection.connection.driver_connection)
+        run.takes(driver)
+
+
+def _on_checkin(driver: Any, record: ConnectionPoolEntry) -> None:
+    run = current.get()
+    if run is not None and driver is not None and run.gives_back(driver):
+        record.invalidate()
+
+
+def _on_invalidate(driver: Any, _record: object, _error: object) -> None:
+    run = current.get()
+    if run is not None:
+        run.gives_back(driver)
 
 
 def _before_commit(session: Session) -> None:
@@ -52,7 +64,8 @@ def _before_commit(session: Session) -> None:
         fence(host, session, run)
 
 
-# On the class, where a web request pays for one look at a context variable.
-_listeners: dict[str, Any] = {"after_begin": _after_begin, "before_commit": _before_commit}
+# On the classes, where a web request pays for one look at a context variable.
+event.listen(Session, "before_commit", _before_commit)
+_listeners: dict[str, Any] = {"checkout": _on_checkout, "checkin": _on_checkin, "invalidate": _on_invalidate}
 for _name, _listener in _listeners.items():
-    event.listen(Session, _name, _listener)
+    event.listen(Pool, _name, _listener)

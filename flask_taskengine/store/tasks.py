@@ -93,12 +93,15 @@ def finish(connection: sa.Connection, tables: Tables, task_id: int, claims: int,
 
 
 def complete_and_delete(connection: sa.Connection, tables: Tables, task_id: int, claims: int) -> bool:
-    """Remove a task that has succeeded, if the attempt still holds it and nobody asked to cancel it."""
+    """Remove a task that has succeeded and its failed attempts, if the attempt still holds it and nobody asked to cancel it."""
     c = tables.task.c
     statement = sa.delete(tables.task).where(
         c.id == task_id, c.claims == claims, c.status == TaskStatus.RUNNING.value, c.cancel_requested_at.is_(None)
     )
-    return connection.execute(statement).rowcount == 1
+    gone = connection.execute(statement).rowcount == 1
+    if gone and claims > 1:
+        connection.execute(sa.delete(tables.attempt).where(tables.attempt.c.task_id == task_id))
+    return gone
 
 
 def _written(tables: Tables, outcome: Outcome) -> dict[str, Any]:

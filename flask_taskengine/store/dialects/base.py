@@ -100,7 +100,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
-        """Return every type with PENDING tasks and the seconds until its earliest is due."""
+        """Return every type with PENDING tasks, paused or not, and the seconds until its earliest is due."""
 
     @abstractmethod
     def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:

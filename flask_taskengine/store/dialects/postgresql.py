@@ -62,7 +62,7 @@ class PostgreSQL(Dialect):
             f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = statement_timestamp(), updated_at = statement_timestamp(),"
             " result = %s::jsonb WHERE id = %s AND claims = %s AND status = 'RUNNING' AND cancel_requested_at IS NULL"
         )
-        self._claims: dict[int, str] = {}
+        self._claims: dict[tuple[int, bool], str] = {}
 
     @staticmethod
     def sqlalchemy_dialect() -> sa.Dialect:
@@ -123,16 +123,21 @@ class PostgreSQL(Dialect):
 
     def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
         parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most}
-        rows = connection.exec_driver_sql(self._claim_statement(most), parameters).all()
+        statement = self._claim_statement(most, ranked=sum(min(room, most) for room in rooms.values()) > most)
+        rows = connection.exec_driver_sql(statement, parameters).all()
         claimed = [Claimed(*row) for row in rows]
         claimed.sort(key=lambda task: (-task.priority, task.available_at, task.id))
         return claimed
 
-    def _claim_statement(self, most: int) -> str:
+    def _claim_statement(self, most: int, *, ranked: bool) -> str:
+        """Return the claim; only where the types compete for places are they ranked first."""
         ceiling = 1 << (most - 1).bit_length()
-        statement = self._claims.get(ceiling)
+        statement = self._claims.get((ceiling, ranked))
         if statement is None:
-            statement = self._claims[ceiling] = _CLAIM.format(task=self.task, node=self.node, type=self.type, ceiling=ceiling)
+            walk, locked_walk = (_WALK.format(task=self.task, ceiling=ceiling, lock=lock) for lock in ("", "FOR UPDATE SKIP LOCKED"))
+            best = _BEST.format(walk=walk) if ranked else _ALL
+            statement = _CLAIM.format(task=self.task, node=self.node, type=self.type, best=best, locked_walk=locked_walk)
+            self._claims[ceiling, ranked] = statement
         return statement
 
     def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
@@ -215,7 +220,7 @@ class PostgreSQL(Dialect):
 
     def sever(self, driver: Any) -> None:
         # Not close(): that would free the socket under the thread which waits on it.
-        with suppress(OSError), socket.socket(fileno=os.dup(driver.fileno())) as line:
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as line:
             line.shutdown(socket.SHUT_RDWR)
 
     def _lock_key(self, *what: str) -> int:
@@ -242,47 +247,53 @@ def _chunks(places: list[int]) -> Iterator[list[int]]:
         yield places[start : start + _INSERT_CHUNK]
 
 
-# Walks the index from the highest priority down, one probe per type and priority, and stops as soon as it has enough:
-# neither future rows of a high priority nor a backlog of a type that is left out cost anything. `step` is evaluated
-# lazily, and rows are locked only as they are taken. Materialised, so that no plan can run the locking part twice.
-# The limits written as numbers are for the planner: without them it expects a tenth of the table and compiles (JIT) first.
+# Walks each type's slice of the index from its highest priority down, one probe per priority, and stops as soon as it has
+# enough: neither future rows of a high priority nor a backlog of a type that is left out cost anything. The best of all
+# types are found without a lock, and then as many of each type are locked, so that no row is locked that is not taken,
+# and a node that comes second goes on behind the rows of the first. Materialised, so that no plan can run the locking
+# part twice. The limit written as a number and the array are for the planner: without the one it expects a tenth of the
+# table and compiles (JIT) first, without the other it may read the whole table to find the rows again.
 _CLAIM = """
-WITH RECURSIVE alive AS MATERIALIZED (
+WITH alive AS MATERIALIZED (
   SELECT id FROM {node} WHERE id = %(node)s AND expired_at IS NULL FOR KEY SHARE
 ), lane AS MATERIALIZED (
-  SELECT w.type, w.room FROM unnest(%(types)s::text[], %(rooms)s::int[]) AS w (type, room)
+  SELECT w.type, least(w.room, %(most)s) AS room FROM unnest(%(types)s::text[], %(rooms)s::int[]) AS w (type, room)
   WHERE EXISTS (SELECT FROM alive)
     AND NOT EXISTS (SELECT FROM {type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)
-), step (priority) AS (
-  SELECT (SELECT max(h.priority) FROM lane CROSS JOIN LATERAL (
-    SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
-    ORDER BY t.priority DESC LIMIT 1) h)
-  UNION ALL
-  SELECT (SELECT max(h.priority) FROM lane CROSS JOIN LATERAL (
-    SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
-      AND t.priority < step.priority
-    ORDER BY t.priority DESC LIMIT 1) h)
-  FROM step WHERE step.priority IS NOT NULL
+), best AS MATERIALIZED (
+  {best}
 ), picked AS MATERIALIZED (
-  SELECT r.id, r.room, row_number() OVER (PARTITION BY r.type) AS place FROM (
-    SELECT d.id, d.type, d.room FROM step CROSS JOIN LATERAL (
-      SELECT c.id, lane.type, lane.room FROM lane CROSS JOIN LATERAL (
-        SELECT f.id, f.available_at FROM (
-          SELECT t.id, t.available_at FROM {task} t
-          WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type AND t.priority = step.priority
-            AND t.available_at <= statement_timestamp()
-          ORDER BY t.available_at, t.id LIMIT least(lane.room, %(most)s) FOR UPDATE SKIP LOCKED) f
-        LIMIT {ceiling}) c
-      ORDER BY c.available_at, c.id LIMIT {ceiling}) d
-    LIMIT {ceiling}) r
-  LIMIT %(most)s
+  SELECT r.id FROM best AS lane CROSS JOIN LATERAL ({locked_walk}) r
 )
 UPDATE {task} AS t SET status = 'RUNNING', attempts = t.attempts + 1, claims = t.claims + 1, claimed_by = %(node)s,
   claimed_at = statement_timestamp(), updated_at = statement_timestamp()
-FROM picked WHERE t.id = picked.id AND picked.place <= picked.room
+WHERE t.id = ANY (ARRAY(SELECT id FROM picked))
 RETURNING t.id, t.type, t.payload, t.priority, t.attempts, t.max_attempts, t.available_at, t.created_at, t.claimed_at, t.claims,
   t.idempotency_key, t.trace_context
 """
+
+_BEST = """SELECT b.type, count(*) AS room FROM (
+    SELECT lane.type FROM lane CROSS JOIN LATERAL ({walk}) w ORDER BY w.priority DESC, w.available_at, w.id LIMIT %(most)s) b
+  GROUP BY b.type"""
+_ALL = "SELECT type, room FROM lane"
+
+# The due tasks of one type, as many as it has room, in the order in which they are to start.
+_WALK = """
+    SELECT f.id, f.available_at, s.priority FROM (
+      WITH RECURSIVE step (priority) AS (
+        SELECT (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
+          ORDER BY t.priority DESC LIMIT 1)
+        UNION ALL
+        SELECT (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
+          AND t.priority < step.priority ORDER BY t.priority DESC LIMIT 1)
+        FROM step WHERE step.priority IS NOT NULL
+      ) SELECT priority FROM step WHERE priority IS NOT NULL
+    ) s CROSS JOIN LATERAL (SELECT c.id, c.available_at FROM (
+      SELECT t.id, t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
+        AND t.priority = s.priority AND t.available_at <= statement_timestamp()
+      ORDER BY t.available_at, t.id LIMIT lane.room {lock}) c
+    LIMIT {ceiling}) f
+    LIMIT lane.room"""
 
 # One probe per type and priority, as in the claim.
 _DUE = """

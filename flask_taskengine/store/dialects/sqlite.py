@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -21,6 +23,8 @@ from .sqlite_insight import AHEAD
 
 _NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 _INSERT_CHUNK = 500
+_MANY_TYPES = 50
+"""With more, those without a waiting task are left out of the claim first."""
 _MOST_ARMS = 400
 """SQLite takes at most 500 selects in a compound."""
 
@@ -88,6 +92,11 @@ class SQLite(Dialect):
     # --- claim and complete -------------------------------------------------------------------------------------------
 
     def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+        if len(rooms) > _MANY_TYPES:
+            waiting = self._waiting_types(connection) & rooms.keys()
+            rooms = {task_type: rooms[task_type] for task_type in random.sample(sorted(waiting), min(len(waiting), _MOST_ARMS))}
+        if not rooms:
+            return []
         arms, parameters = self._arms(rooms, most)
         statement = (
             f"UPDATE {self.task} SET status = 'RUNNING', attempts = attempts + 1, claims = claims + 1, claimed_by = ?,"
@@ -111,9 +120,17 @@ class SQLite(Dialect):
             f" AND NOT EXISTS (SELECT 1 FROM {self.type} p WHERE p.type IN (?, '*') AND p.paused_at IS NOT NULL)"
             " ORDER BY priority DESC, available_at, id LIMIT ?)"
         )
-        chosen = list(rooms.items())[:_MOST_ARMS]
-        parameters = [value for task_type, room in chosen for value in (task_type, task_type, min(room, most))]
-        return " UNION ALL ".join([arm] * len(chosen)), parameters
+        parameters = [value for task_type, room in rooms.items() for value in (task_type, task_type, min(room, most))]
+        return " UNION ALL ".join([arm] * len(rooms)), parameters
+
+    def _waiting_types(self, connection: sa.Connection) -> set[str]:
+        """Return the types with PENDING tasks, by one probe of the index per type."""
+        first = f"(SELECT min(type) FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL"
+        statement = (
+            f"WITH RECURSIVE known (type) AS (SELECT {first}) UNION ALL SELECT {first} AND type > known.type) FROM known"
+            " WHERE known.type IS NOT NULL) SELECT type FROM known WHERE type IS NOT NULL"
+        )
+        return set(connection.exec_driver_sql(statement).scalars())
 
     def _claimed(self, row: Sequence[Any]) -> Claimed:
         payload, trace = (_JSON.process_result_value(row[i], self._dialect) for i in (2, 11))
@@ -162,10 +179,11 @@ class SQLite(Dialect):
         return SQLiteListener(engine)
 
     def cancel_statement(self, driver: Any) -> None:
-        driver.interrupt()
+        with suppress(sqlite3.ProgrammingError):  # closed in between
+            driver.interrupt()
 
     def sever(self, driver: Any) -> None:
-        driver.interrupt()
+        self.cancel_statement(driver)
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
