@@ -21,7 +21,7 @@ from example_app import create_app
 from example_app.extensions import db, engine
 from example_app.models import Order
 from tests.support.waiting import wait_until
-from tests.support.worker import Process
+from tests.support.worker import Process, StartWorker
 
 FORM = {"reference": "A1B2", "customer": "Ada Lovelace", "email": "ada@example.org", "tea": "2", "cup": "1"}
 
@@ -106,6 +106,26 @@ def test_the_page_of_an_order_shows_its_tasks(shop: Flask) -> None:
         db.session.commit()
     assert "Removed by retention." in client.get("/orders/A1B2").text
     assert client.get("/orders/NONE").status_code == 404
+
+
+@pytest.mark.timeout(120)
+def test_r23_what_a_processor_returns_is_kept(shop: Flask, tmp_path: Path, start_worker: StartWorker) -> None:
+    """A worker runs an order's three tasks, each effect once; the report is kept as the task's result, the failures as attempts."""
+    shop.test_client().post("/orders", data=FORM)
+    start_worker("example_app:create_app", url=shop.config["SQLALCHEMY_DATABASE_URI"], env={"SHOP_FOLDER": str(tmp_path)})
+
+    wait_until(lambda: all(task[2] == "SUCCEEDED" for task in _tasks(shop)), 60, lambda: f"the end of {_tasks(shop)}")
+    report_id = _tasks(shop)[-1][0]
+    with shop.app_context():
+        order = db.session.scalars(sa.select(Order)).one()
+        [payment] = order.payments
+        report = engine.get(report_id)
+        assert report is not None
+        assert report.result == {"pieces": 3, "cents": 2830, "receipts": [payment.receipt]}
+        [attempts] = db.session.scalars(sa.text("SELECT attempts FROM taskengine_task WHERE type = 'payment.charge'"))
+        assert db.session.scalar(sa.text("SELECT count(*) FROM taskengine_attempt")) == attempts - 1
+    [mail] = (tmp_path / "outbox").iterdir()
+    assert "Total: 28.30 EUR" in mail.read_text()
 
 
 @pytest.mark.parametrize(
