@@ -195,6 +195,10 @@ def test_r00_seven_of_ten_orders_leave_tasks_that_run_once(
     assert not list(tmp_path.glob("taskengine-demo-*"))
 
 
+def _still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_the_demo_and_leaves_no_process(tmp_path: Path, demo: Any) -> None:
     """The demo shows the shop until Ctrl-C, which ends the web app and the worker too, and is no error."""
@@ -204,7 +208,19 @@ def test_ctrl_c_ends_the_demo_and_leaves_no_process(tmp_path: Path, demo: Any) -
     children = wait_until(lambda: _children(process)[1:] and _children(process), 30, "the web app and the worker")
     assert process.terminate(signal.SIGINT, 60) == 0, process.log
     assert "are stopped" in process.log
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not _still_running(children)
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_ten_orders_too(tmp_path: Path, demo: Any) -> None:
+    """Interrupted before it could count, ``DEMO=once`` has not succeeded, and leaves neither a process nor its data."""
+    process = demo(DEMO="once")
+    process.wait_for_log(r"Waiting for the tasks", 60)
+    children = _children(process)
+    assert process.terminate(signal.SIGINT, 60) == 130, process.log
+    assert children
+    assert not _still_running(children)
+    assert not list(tmp_path.glob("taskengine-demo-*"))
 
 
 @pytest.mark.timeout(120)
