@@ -21,7 +21,7 @@ from example_app import create_app
 from example_app.extensions import db, engine
 from example_app.models import Order
 from tests.support.waiting import wait_until
-from tests.support.worker import Process
+from tests.support.worker import Process, StartWorker
 
 FORM = {"reference": "A1B2", "customer": "Ada Lovelace", "email": "ada@example.org", "tea": "2", "cup": "1"}
 
@@ -108,6 +108,26 @@ def test_the_page_of_an_order_shows_its_tasks(shop: Flask) -> None:
     assert client.get("/orders/NONE").status_code == 404
 
 
+@pytest.mark.timeout(120)
+def test_r23_what_a_processor_returns_is_kept(shop: Flask, tmp_path: Path, start_worker: StartWorker) -> None:
+    """A worker runs an order's three tasks, each effect once; the report is kept as the task's result, the failures as attempts."""
+    shop.test_client().post("/orders", data=FORM)
+    start_worker("example_app:create_app", url=shop.config["SQLALCHEMY_DATABASE_URI"], env={"SHOP_FOLDER": str(tmp_path)})
+
+    wait_until(lambda: all(task[2] == "SUCCEEDED" for task in _tasks(shop)), 60, lambda: f"the end of {_tasks(shop)}")
+    report_id = _tasks(shop)[-1][0]
+    with shop.app_context():
+        order = db.session.scalars(sa.select(Order)).one()
+        [payment] = order.payments
+        report = engine.get(report_id)
+        assert report is not None
+        assert report.result == {"pieces": 3, "cents": 2830, "receipts": [payment.receipt]}
+        [attempts] = db.session.scalars(sa.text("SELECT attempts FROM taskengine_task WHERE type = 'payment.charge'"))
+        assert db.session.scalar(sa.text("SELECT count(*) FROM taskengine_attempt")) == attempts - 1
+    [mail] = (tmp_path / "outbox").iterdir()
+    assert "Total: 28.30 EUR" in mail.read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -175,6 +195,10 @@ def test_r00_seven_of_ten_orders_leave_tasks_that_run_once(
     assert not list(tmp_path.glob("taskengine-demo-*"))
 
 
+def _still_running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
 @pytest.mark.timeout(120)
 def test_ctrl_c_ends_the_demo_and_leaves_no_process(tmp_path: Path, demo: Any) -> None:
     """The demo shows the shop until Ctrl-C, which ends the web app and the worker too, and is no error."""
@@ -184,7 +208,19 @@ def test_ctrl_c_ends_the_demo_and_leaves_no_process(tmp_path: Path, demo: Any) -
     children = wait_until(lambda: _children(process)[1:] and _children(process), 30, "the web app and the worker")
     assert process.terminate(signal.SIGINT, 60) == 0, process.log
     assert "are stopped" in process.log
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not _still_running(children)
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_ends_the_ten_orders_too(tmp_path: Path, demo: Any) -> None:
+    """Interrupted before it could count, ``DEMO=once`` has not succeeded, and leaves neither a process nor its data."""
+    process = demo(DEMO="once")
+    process.wait_for_log(r"Waiting for the tasks", 60)
+    children = _children(process)
+    assert process.terminate(signal.SIGINT, 60) == 130, process.log
+    assert children
+    assert not _still_running(children)
+    assert not list(tmp_path.glob("taskengine-demo-*"))
 
 
 @pytest.mark.timeout(120)
