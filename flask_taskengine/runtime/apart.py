@@ -51,6 +51,8 @@ class Process:
         self._closed = False
         self._killed_because = ""
         self._shown = b""
+        self.unwatched = False
+        """Whether the zygote has let go of it without a word."""
         self._kill_at: float | None = None
 
     def __enter__(self) -> Self:
@@ -116,6 +118,7 @@ class Process:
         if told is None:
             self.kill("the process no longer talked to its worker and was killed")
             told = self._last_words(_KILL_WAIT)
+        self.unwatched = told == {}
         return Failure(DIED, self._killed_because or _described(told or {}), self._traceback())
 
     def _last_words(self, wait: float) -> dict[str, Any] | None:

@@ -48,6 +48,9 @@ def run_attempt(host: Host, line: socket.socket, trace: int) -> None:
         if told is None:  # It was ended before it began.
             return
     _Attempt(host, wire, told[0]).run(told[1:])
+    with host.app.app_context():
+        for engine in host.database().engines.values():
+            engine.dispose()
 
 
 class _Attempt:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..domain.errors import ConfigError, TaskInterrupt, TaskTimedOut
-from ..domain.outcome import Ending, Outcome, Raised, TimedOut
+from ..domain.outcome import Ending, Interrupted, Outcome, Raised, TimedOut
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
 from .apart import Process
@@ -65,6 +65,9 @@ class Isolation:
         self.memory = memory
         self._control = control
         self._lock = threading.Lock()
+        self.lost = False
+        """Whether the zygote has died; another can not be made, since this process has threads by now."""
+        self.on_lost: Callable[[], None] | None = None
 
     def launch(self) -> Process:
         """Start a process; it waits for the first message.
@@ -87,6 +90,18 @@ class Isolation:
             leash[1].close()
             os.close(their_trace)
         return process
+
+    def look(self) -> bool:
+        """Look whether the zygote lives."""
+        try:
+            self.lost = self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            self.lost = True
+        if self.lost and self.on_lost is not None:
+            self.on_lost()
+        return not self.lost
 
     def stop(self) -> None:
         """End the zygote and every process that it has started."""
@@ -129,7 +144,13 @@ class IsolatedRun(Run):
 
     def attempt(self, node: str, timeout: float | None) -> Ending | Recorded | None:
         """Run the attempt to its end in another process; None where it has lost its task."""
-        with self._isolation.launch() as process:
+        try:
+            process = self._isolation.launch()
+        except OSError:
+            if self._isolation.look():
+                raise
+            return Interrupted()
+        with process:
             with self._lock:
                 if self.interrupted is not None:
                     return ending_of_interrupt(self.interrupted, timeout, None)
@@ -137,6 +158,8 @@ class IsolatedRun(Run):
                 self._process = process
             ending = self._converse(process, node)
             failure = process.join()
+        if process.unwatched:
+            self._isolation.look()
         if ending is None:
             ending = Raised(failure) if self.interrupted is None else ending_of_interrupt(self.interrupted, timeout, failure.traceback)
         return replace(ending, timeout=timeout or 0.0) if isinstance(ending, TimedOut) else ending

@@ -14,21 +14,18 @@ import resource
 import select
 import signal
 import socket
-import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
-
-import sqlalchemy as sa
+from typing import NoReturn, Protocol
 
 from .apart import KILL, SHOW
+from .forked import exit_forked, flush, forget_connections, signal_when_parent_dies
 from .host import Host
 from .isolated import SHOW_SIGNAL, run_attempt
 from .isolation import Isolation, can_not_isolate, isolated_types
-from .prctl import signal_when_parent_dies
 
 _HANDED_OVER = 3
 """File descriptors that come with a start: the line, the leash and the pipe for the traceback."""
@@ -38,8 +35,16 @@ _KILLED_SOONER = 300
 """Added to the out-of-memory score of an attempt, so that the system does not choose its worker."""
 
 
-def start_isolation(host: Host, only: Iterable[str] | None = None) -> Isolation | None:
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def start_isolation(host: Host, only: Iterable[str] | None, not_its_own: Iterable[_Closable] = ()) -> Isolation | None:
     """Fork the zygote if one of the types needs it; call this before the process starts its first thread.
+
+    Args:
+        only: the types that this worker processes; None for all.
+        not_its_own: what this process has opened, for the zygote to close.
 
     Raises:
         ConfigError: this process has threads.
@@ -51,13 +56,28 @@ def start_isolation(host: Host, only: Iterable[str] | None = None) -> Isolation 
         raise can_not_isolate(types)
     ours, theirs = socket.socketpair()
     worker = os.getpid()
-    _flush()
+    flush()
     pid = os.fork()
     if pid == 0:
-        ours.close()
-        _never_returning(lambda: _Zygote(host, theirs, worker).serve())
+        _become_zygote(host, theirs, worker, (ours, *not_its_own))
     theirs.close()
     return Isolation(pid, ours, host.settings.isolation_memory)
+
+
+def _become_zygote(host: Host, control: socket.socket, worker: int, not_its_own: Iterable[_Closable]) -> NoReturn:
+    """Live the whole life of the zygote; nothing of the stack that it has inherited may go on."""
+    try:
+        zygote = _Zygote(host, control, worker)
+        zygote.set_signals()
+        for one in not_its_own:
+            one.close()
+        forget_connections(host)
+        zygote.serve()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        flush()
+        os._exit(0)
 
 
 def _threads() -> int:
@@ -79,12 +99,9 @@ class _Zygote:
         """By process id."""
         self._poll = select.poll()
         self._woken, self._waker = socket.socketpair()
-        self._inherited: list[sa.Pool] = []
 
     def serve(self) -> None:
         """Work until the worker closes its end or dies."""
-        self._set_signals()
-        self._let_go_of_connections()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         gc.collect()
         gc.freeze()  # So that no collection in a child touches, and thereby copies, what it has inherited.
@@ -110,7 +127,7 @@ class _Zygote:
             return False
         return self._control.fileno() not in ready or self._start()
 
-    def _set_signals(self) -> None:
+    def set_signals(self) -> None:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
@@ -120,13 +137,6 @@ class _Zygote:
             end.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    def _let_go_of_connections(self) -> None:
-        with self._host.app.app_context():
-            for engine in self._host.database().engines.values():
-                # Kept, since a connection that is collected says good-bye on a socket that is not ours.
-                self._inherited.append(engine.pool)
-                engine.dispose(close=False)
 
     # --- one process --------------------------------------------------------------------------------------------------
 
@@ -148,7 +158,7 @@ class _Zygote:
             held.close()
         else:
             if pid == 0:
-                _never_returning(lambda: self._run_attempt(line, held, trace))
+                self._become_attempt(line, held, trace)
             _lead_a_group(pid)
             self._leashes[pid] = held
             self._poll.register(leash, select.POLLIN)
@@ -187,21 +197,24 @@ class _Zygote:
 
     # --- in the new process -------------------------------------------------------------------------------------------
 
-    def _run_attempt(self, line: int, leash: socket.socket, trace: int) -> None:
-        _lead_a_group(0)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        for inherited in (self._control, self._woken, self._waker, leash, *self._leashes.values()):
-            inherited.close()
-        if not signal_when_parent_dies(signal.SIGKILL, self._me):
-            return
-        _volunteer()
-        os.register_at_fork(after_in_child=_heed_signals)
-        contextvars.Context().run(run_attempt, self._host, socket.socket(fileno=line), trace)
-        with self._host.app.app_context():
-            for engine in self._host.database().engines.values():
-                engine.dispose()
+    def _become_attempt(self, line: int, leash: socket.socket, trace: int) -> NoReturn:
+        code = 1
+        try:
+            _lead_a_group(0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            for inherited in (self._control, self._woken, self._waker, leash, *self._leashes.values()):
+                inherited.close()
+            os.register_at_fork(after_in_child=_heed_signals)
+            _volunteer()
+            if signal_when_parent_dies(signal.SIGKILL, self._me):
+                contextvars.Context().run(run_attempt, self._host, socket.socket(fileno=line), trace)
+                code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            exit_forked(code)
 
 
 def _nothing(*_: object) -> None:
@@ -233,22 +246,3 @@ def _volunteer() -> None:
     score = Path("/proc/self/oom_score_adj")
     with suppress(OSError, ValueError):
         score.write_text(str(min(1000, int(score.read_text()) + _KILLED_SOONER)))
-
-
-def _never_returning(action: Callable[[], None]) -> NoReturn:
-    """Run the whole life of a forked process; nothing of the stack that it has inherited may go on."""
-    code = 1
-    try:
-        action()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        _flush()
-        os._exit(code)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()

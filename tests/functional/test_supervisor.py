@@ -18,8 +18,6 @@ from .conftest import Scene, children
 ENDED = (TaskStatus.SUCCEEDED, TaskStatus.FAILED, TaskStatus.DEAD, TaskStatus.CANCELLED)
 
 
-
-
 def test_r12_killed_child_is_replaced_and_its_task_runs_again_at_once(scene: Scene) -> None:
     """A child that is killed costs its task one attempt and a second or two, not a lease."""
     worker = scene.worker(LEASE=60, HEARTBEAT_INTERVAL=1)
