@@ -150,6 +150,11 @@ def _dies_of_sigterm() -> bool:
         return child.wait() == -signal.SIGTERM
 
 
+@engine.task("here")
+def here(payload: Any) -> None:
+    """Run in a thread, as most do."""
+
+
 # --- attempts that do not end -------------------------------------------------------------------------------------------
 
 
@@ -250,6 +255,14 @@ def dies_once(path: str) -> None:
     if current_task.attempt == 1:
         db.session.flush()
         os._exit(1)
+
+
+@engine.task("dies.with.zygote", isolation="process", retry=RetryPolicy(max_attempts=2, base_backoff=0.1, jitter=0))
+def dies_with_zygote(payload: Any) -> None:
+    """Kill the process that has started this one, in the first attempt."""
+    if current_task.attempt == 1:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
 
 
 @engine.task("takes.memory", isolation="process", retry=ONCE, store_result=True)
