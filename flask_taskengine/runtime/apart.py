@@ -30,6 +30,8 @@ _KILL_WAIT = 5.0
 """Seconds until a killed process that is not reported as gone is no longer waited for; it runs no code any more."""
 _PAUSE = 0.02
 """Seconds without a word after which it has written all that it had to say."""
+_OF_FAILED_ALLOCATIONS = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
+"""What ends a program in C to which the system refuses memory, and which does not say so."""
 _TRACE_MOST = 64 * 1024
 _OWN_FRAMES = f'\n  File "{run.__file__}"'
 
@@ -41,12 +43,14 @@ class Process:
         line: where it talks; closed at its other end when the process has ended.
         leash: to the zygote, which kills the process when told to, or when the leash is cut, and says how it ended.
         trace: file descriptor of the pipe to which a dying process writes where it was.
+        memory: its cap in bytes; None for none.
     """
 
-    def __init__(self, line: socket.socket, leash: socket.socket, trace: int) -> None:
+    def __init__(self, line: socket.socket, leash: socket.socket, trace: int, memory: int | None) -> None:
         self.wire = Wire(line)
         self._leash = leash
         self._trace = trace
+        self._memory = memory
         self._lock = threading.Lock()
         self._closed = False
         self._killed_because = ""
@@ -119,7 +123,7 @@ class Process:
             self.kill("the process no longer talked to its worker and was killed")
             told = self._last_words(_KILL_WAIT)
         self.unwatched = told == {}
-        return Failure(DIED, self._killed_because or _described(told or {}), self._traceback())
+        return Failure(DIED, self._killed_because or _described(told or {}, self._memory), self._traceback())
 
     def _last_words(self, wait: float) -> dict[str, Any] | None:
         text = bytearray()
@@ -145,7 +149,7 @@ class Process:
         return clean_text(text, TRACEBACK_LIMIT) or None
 
 
-def _described(told: dict[str, Any]) -> str:
+def _described(told: dict[str, Any], memory: int | None) -> str:
     if "refused" in told:
         return f"the process could not be started: {told['refused']}"
     if "status" not in told:
@@ -153,7 +157,20 @@ def _described(told: dict[str, Any]) -> str:
     code = os.waitstatus_to_exitcode(told["status"])
     if code >= 0:
         return f"the process ended with exit code {code} before its handler did"
-    peak = f"its peak was {told['peak']} MiB of memory"
-    if -code == signal.SIGKILL:
-        return f"the process was killed by SIGKILL, as a system does that runs out of memory; {peak}"
-    return f"the process was killed by {signal.Signals(-code).name}; {peak}"
+    by = f"the process was killed by {_name(-code)}"
+    if memory is not None and -code in _OF_FAILED_ALLOCATIONS:
+        return f"{out_of_memory(memory)}, most likely; {by}, its peak was {told['peak']} MiB"
+    hint = ", as a system does that runs out of memory" if -code == signal.SIGKILL else ""
+    return f"{by}{hint}; its peak was {told['peak']} MiB of memory"
+
+
+def out_of_memory(cap: int) -> str:
+    """Return what is said of an attempt that wanted more than its cap."""
+    return f"killed: out of memory cap of {cap / 2**20:.15g} MiB"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

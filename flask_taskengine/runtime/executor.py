@@ -135,6 +135,7 @@ class Executor:
 
     def _run_apart(self, run: IsolatedRun, timeout: float | None) -> Ending | None:
         """Wait for the process that runs an attempt; signals are sent here, where their receivers outlive it."""
+        token = running.set(run.context)
         try:
             with self._host.app.app_context():
                 emit(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
@@ -142,6 +143,8 @@ class Executor:
                 ending = run.attempt(self._completer.node, timeout)
         except BaseException as error:
             return self._ending_of(run, error, timeout)
+        finally:
+            running.reset(token)
         if isinstance(ending, Recorded):
             self._completer.announce(Ended(run.task, Returned(), time.monotonic() - run.started), ending.outcome)
             return None

@@ -1,4 +1,7 @@
-"""One attempt in a process of its own, seen from inside: the executor of a worker, with one slot and nothing to claim."""
+"""One attempt in a process of its own, seen from inside: the executor of a worker, with one slot and nothing to claim.
+
+When the handler has ended and the app context is torn down, the process ends, and threads that the handler has left with it.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from ..domain.outcome import Ending, Outcome, Raised
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
 from ..signals import task_started
+from .apart import out_of_memory
 from .completer import Completer, Ended
 from .database import Database
 from .executor import Executor
@@ -97,7 +101,7 @@ class _Attempt:
     def _explained(self, ending: Ending) -> Ending:
         if self._memory is None or not isinstance(ending, Raised) or ending.failure.error_class != "MemoryError":
             return ending
-        return replace(ending, failure=replace(ending.failure, message=f"killed: out of memory cap of {self._memory / 2**20:.15g} MiB"))
+        return replace(ending, failure=replace(ending.failure, message=out_of_memory(self._memory)))
 
     # --- what the worker says -----------------------------------------------------------------------------------------
 
@@ -147,12 +151,14 @@ class _MemoryCap:
 
     def __init__(self, memory: int | None) -> None:
         self._memory = memory
+        self._before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def __enter__(self) -> None:
         if self._memory is not None:
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
             most = _data_size() + self._memory
-            resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+            if any(limit != resource.RLIM_INFINITY and limit <= most for limit in self._before):
+                return  # What the system allows is stricter.
+            resource.setrlimit(resource.RLIMIT_DATA, (most, self._before[1]))
 
     def __exit__(self, *error: object) -> None:
         self.lift()
@@ -160,8 +166,7 @@ class _MemoryCap:
     def lift(self) -> None:
         """Leave room for telling what happened; the error itself may still hold what the handler has filled."""
         if self._memory is not None:
-            hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-            resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, self._before)
 
 
 def _data_size() -> int:

@@ -78,7 +78,7 @@ class Isolation:
         line, leash, (trace, their_trace) = socket.socketpair(), socket.socketpair(), os.pipe()
         os.set_blocking(trace, False)
         os.set_blocking(their_trace, False)
-        process = Process(line[0], leash[0], trace)
+        process = Process(line[0], leash[0], trace, self.memory)
         try:
             with self._lock:
                 socket.send_fds(self._control, [START], [line[1].fileno(), leash[1].fileno(), their_trace])
@@ -110,9 +110,10 @@ class Isolation:
             self._control.settimeout(_STOP_WAIT)
             self._control.recv(1)
         self._control.close()
-        with suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.zygote, signal.SIGKILL)
-            os.waitpid(self.zygote, 0)
+        with suppress(ChildProcessError):  # Somebody in this process has waited for all of its children.
+            if os.waitpid(self.zygote, os.WNOHANG)[0] == 0:
+                os.kill(self.zygote, signal.SIGKILL)
+                os.waitpid(self.zygote, 0)
 
 
 class _Told(threading.Event):

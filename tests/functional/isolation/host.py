@@ -176,7 +176,7 @@ def sleeps(path: str) -> None:
         Path(path).write_text("cleaned up")
 
 
-@engine.task("heeds", isolation="process", store_result=True)
+@engine.task("heeds", isolation="process", store_result=True, retry=ONCE)
 def heeds(path: str, context: TaskContext) -> dict[str, bool]:
     """Wait for a cancel or for the loss of the lease, and say which it was."""
     _note(path)
@@ -269,3 +269,12 @@ def dies_with_zygote(payload: Any) -> None:
 def takes_memory(mebibytes: int) -> int:
     """Fill memory."""
     return len(b"x" * (mebibytes * 2**20))
+
+
+@engine.task("takes.memory.in.c", isolation="process", retry=ONCE)
+def takes_memory_in_c(mebibytes: int) -> None:
+    """Fill memory as a library does that does not ask whether it got any."""
+    library = ctypes.CDLL(None)
+    library.malloc.restype = ctypes.c_void_p
+    library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    library.memset(library.malloc(ctypes.c_size_t(mebibytes * 2**20)), 1, mebibytes * 2**20)

@@ -105,6 +105,14 @@ def test_the_memory_cap_is_for_the_handler(shop: Shop, start_isolated: StartIsol
 
 
 @on_sqlite
+def test_a_crash_under_a_memory_cap_names_it(shop: Shop, start_isolated: StartIsolated) -> None:
+    """Code in C may not survive that it gets no memory; the signal is told, and the likely reason."""
+    start_isolated("--concurrency", "1", ISOLATION_MEMORY="64MiB")
+    error = shop.wait_for(shop.enqueue("takes.memory.in.c", 80), timeout=20).last_error or ""
+    assert error.startswith("ProcessDied: killed: out of memory cap of 64 MiB, most likely; the process was killed by SIGSEGV, its peak")
+
+
+@on_sqlite
 def test_without_a_cap_memory_is_free(shop: Shop, start_isolated: StartIsolated) -> None:
     """By default nothing is capped."""
     start_isolated("--concurrency", "1")
@@ -141,8 +149,8 @@ def _cancel(shop: Shop, task_id: int) -> None:
         shop.db.session.commit()
 
 
-def test_a_lost_lease_reaches_the_handler_and_refuses_its_writes(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
-    """The process runs on, but neither its completion nor its effect is kept."""
+def test_a_lost_lease_refuses_what_the_process_writes(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+    """Another claim holds the task: neither the completion nor the effect is kept."""
     start_isolated("--concurrency", "1", HEARTBEAT_INTERVAL="200ms")
     task_id = shop.enqueue("waits", str(tmp_path / "pid"))
     pid = pid_in(tmp_path / "pid")
@@ -150,3 +158,15 @@ def test_a_lost_lease_reaches_the_handler_and_refuses_its_writes(shop: Shop, sta
     (tmp_path / "pid").unlink()
     wait_until_gone(pid)
     assert (shop.task(task_id).status, shop.effects()) == ("RUNNING", [])
+
+
+@on_sqlite
+def test_a_lost_lease_reaches_the_handler(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+    """context.lease_lost becomes true once the node is expired; the effect is kept only if nobody has taken the task meanwhile."""
+    start_isolated("--concurrency", "1", HEARTBEAT_INTERVAL="200ms", LEASE="1s")
+    task_id = shop.enqueue("heeds", str(tmp_path / "pid"))
+    pid = pid_in(tmp_path / "pid")
+    shop.sql("UPDATE taskengine_node SET expired_at = heartbeat_at")
+    wait_until_gone(pid)
+    assert (tmp_path / "pid").read_text() == "lost"
+    assert (len(shop.effects()) == 1) == (shop.wait_for(task_id).status == "SUCCEEDED")
