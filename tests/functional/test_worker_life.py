@@ -107,7 +107,7 @@ def test_r4_given_up_threads_end_by_themselves(postgresql_url: str, make_app: Ma
         while not release.is_set():
             try:
                 release.wait(30)
-            except BaseException:  # noqa: BLE001 - a handler that swallows every interrupt
+            except BaseException:  # noqa: BLE001, S112 - a handler that swallows every interrupt
                 continue
 
     with host.app.app_context():
