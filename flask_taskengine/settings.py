@@ -73,8 +73,15 @@ class Settings:
     unknown_type_grace: float = _setting(
         "5m", seconds, "A due task whose type no live node knows starts to count failed attempts after this."
     )
+    isolation_memory: int | None = _setting(
+        None,
+        optional(size, "for no cap"),
+        'Memory that an attempt with isolation="process" may take beyond the app\'s own, such as "512MiB"; None sets no cap.',
+    )
     max_payload: int = _setting("1MiB", size, "Larger payloads are refused at enqueue.")
-    embedded_worker: bool = _setting(False, flag, "Run the worker inside the serving web process, once per host.")
+    embedded_worker: bool = _setting(
+        False, flag, 'Run the worker inside the serving web process, once per host; it can not run types with isolation="process".'
+    )
     retention: Retention = _setting(
         _RETENTION,
         as_retention,

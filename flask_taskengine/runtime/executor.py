@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..domain.errors import (
@@ -33,8 +33,9 @@ from ..signals import emit, task_started
 from .completer import Completer, Ended
 from .database import STATEMENT_DEADLINE, Database
 from .events import facts
+from .isolation import IsolatedRun, Isolation, Recorded
 from .pool import ThreadPool
-from .run import Run, current
+from .run import Run, current, ending_of_interrupt
 from .runs import Runs
 from .sessions import used_session
 from .slots import Slots
@@ -60,8 +61,17 @@ class _Unreadable(Exception):
 class Executor:
     """Hands claimed tasks to threads and sees each to its end."""
 
-    def __init__(self, database: Database, completer: Completer, slots: Slots, pool: Any, only: frozenset[str] | None = None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        completer: Completer,
+        slots: Slots,
+        pool: Any,
+        only: frozenset[str] | None = None,
+        isolation: Isolation | None = None,
+    ) -> None:
         self._database = database
+        self._isolation = isolation
         self._host = database.host
         self._completer = completer
         self._slots = slots
@@ -79,11 +89,16 @@ class Executor:
         """Run a claimed task in the next free thread."""
         processor = self._host.registry.get(task.type) if self._only is None or task.type in self._only else None
         timeout = self._host.settings.timeout_for(task.type, processor.timeout if processor else ...)
-        run = Run(self._host, task, self._context(task, processor, timeout))
+        run = self._new_run(task, self._context(task, processor, timeout), processor)
         self._runs.add(run)
         self._slots.take(task.type)
         self.on_start()
         self._pool.submit(self._run, run, processor, timeout)
+
+    def _new_run(self, task: Claimed, context: TaskContext, processor: Processor | None) -> Run:
+        if self._isolation is None or processor is None or processor.isolation != "process":
+            return Run(self._host, task, context)
+        return IsolatedRun(self._host, task, context, self._isolation)
 
     def _context(self, task: Claimed, processor: Processor | None, timeout: float | None) -> TaskContext:
         limit = task.max_attempts
@@ -103,18 +118,38 @@ class Executor:
     # --- run: one screen of named steps -------------------------------------------------------------------------------
 
     def _run(self, run: Run, processor: Processor | None, timeout: float | None) -> None:
-        ending: Ending | None
         run.started = time.monotonic()
         run.ident = threading.get_ident()
+        ending = self._run_apart(run, timeout) if isinstance(run, IsolatedRun) else self.run_here(run, processor, timeout)
+        if run.close():
+            self._end(run, ending)
+
+    def run_here(self, run: Run, processor: Processor | None, timeout: float | None) -> Ending | None:
+        """Run an attempt in this thread; return what is left to record."""
         try:
             with self._host.app.app_context():
-                ending = self._attempt(run, processor, timeout)
+                return self._attempt(run, processor, timeout)
         except BaseException as error:
             # The host's own teardown functions failed: the attempt has, too, unless it is committed already.
             _logger.exception("tearing down the app context of task %d failed", run.task.id)
-            ending = None if run.completing else Raised(failure_from(error))
-        if run.close():
-            self._end(run, ending)
+            return None if run.completing else Raised(failure_from(error))
+
+    def _run_apart(self, run: IsolatedRun, timeout: float | None) -> Ending | None:
+        """Wait for the process that runs an attempt; signals are sent here, where their receivers outlive it."""
+        token = running.set(run.context)
+        try:
+            with self._host.app.app_context():
+                emit(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
+            with self._limit(run, timeout):
+                ending = run.attempt(self._completer.node, timeout)
+        except BaseException as error:
+            return self._ending_of(run, error, timeout)
+        finally:
+            running.reset(token)
+        if isinstance(ending, Recorded):
+            self._completer.announce(Ended(run.task, Returned(), time.monotonic() - run.started), ending.outcome)
+            return None
+        return ending
 
     def _attempt(self, run: Run, processor: Processor | None, timeout: float | None) -> Ending | None:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
@@ -147,7 +182,7 @@ class Executor:
                 session.flush()
             return returned
 
-        with nullcontext() if timeout is None else self._database.watchdog.limit(timeout, lambda: self._overrun(run, timeout)):
+        with self._limit(run, timeout):
             returned = run.call(handle, payload)
         if run.interrupted is not None:
             # The handler has swallowed the interrupt; a statement that was cancelled may be missing from its work.
@@ -191,15 +226,8 @@ class Executor:
 
     def _ending_of(self, run: Run, error: BaseException, timeout: float | None) -> Ending | None:
         """Return what an error means for the attempt; None where the attempt has lost its task."""
-        match run.interrupted:
-            case None:
-                pass
-            case reason if reason is TaskTimedOut:
-                return TimedOut(timeout or 0.0, failure_from(error).traceback)
-            case reason if reason in (TaskCancelled, WorkerStopping):
-                return Interrupted()
-            case _:
-                return None
+        if run.interrupted is not None:
+            return ending_of_interrupt(run.interrupted, timeout, failure_from(error).traceback)
         match error:
             case LeaseLostError():
                 emit_lost = Ended(run.task, Interrupted(), time.monotonic() - run.started)
@@ -227,8 +255,11 @@ class Executor:
 
     # --- interrupts ---------------------------------------------------------------------------------------------------
 
-    def _overrun(self, run: Run, timeout: float) -> None:
-        self._interrupt(run, TaskTimedOut, TimedOut(timeout))
+    def _limit(self, run: Run, timeout: float | None) -> AbstractContextManager[None]:
+        """Interrupt a handler that takes longer than ``timeout`` seconds."""
+        if timeout is None:
+            return nullcontext()
+        return self._database.watchdog.limit(timeout, lambda: self._interrupt(run, TaskTimedOut, TimedOut(timeout)))
 
     def _interrupt(self, run: Run, reason: type[TaskInterrupt], ending: Ending | None) -> None:
         """End a handler from a thread of its own, since cancelling a statement may block; give the thread up if it stays."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
 import os
@@ -12,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,15 +20,17 @@ from typing import Any, NoReturn
 from ..signals import task_claimed
 from .channel import Channel
 from .children import Vitals
+from .forked import exit_forked, forget_connections, signal_when_parent_dies
 from .heartbeat import Steadiness
 from .host import Host
 from .inbox import Inbox
+from .isolation import Isolation
 from .worker import Worker, WorkerOptions
+from .zygote import start_isolation
 
 _TICK = 0.5
 _LOOK = 0.5
 _LOOK_OFTEN = 0.05
-_PR_SET_PDEATHSIG = 1
 
 HELD_AT_FORK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 """Blocked while forking: one that came before the child has its own handlers would be lost in a copy of the supervisor's inbox."""
@@ -61,20 +61,33 @@ def become_child(host: Host, plan: Plan, channel: Channel, vitals: Vitals, stead
         signal.signal(signal.SIGINT, lambda number, frame: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_AT_FORK)
-        _die_with(supervisor)
-        _forget_connections(host)
-        code = _Process(host, plan, channel, vitals, steadiness, inbox).run()
+        if not signal_when_parent_dies(signal.SIGTERM, supervisor):
+            os.kill(os.getpid(), signal.SIGTERM)
+        forget_connections(host)
+        # Before the first thread.
+        isolation = start_isolation(host, plan.options.types, (channel, inbox))
+        code = _Process(host, plan, channel, vitals, steadiness, inbox, isolation).run()
     except BaseException:
         _logger.exception("the worker process %d failed", os.getpid())
     finally:
-        _exit(code)
+        exit_forked(code)
 
 
 class _Process:
     """The main thread of a child: it only listens, all work is done by the worker's threads."""
 
-    def __init__(self, host: Host, plan: Plan, channel: Channel, vitals: Vitals, steadiness: Steadiness, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        host: Host,
+        plan: Plan,
+        channel: Channel,
+        vitals: Vitals,
+        steadiness: Steadiness,
+        inbox: Inbox,
+        isolation: Isolation | None,
+    ) -> None:
         self._plan = plan
+        self._isolation = isolation
         self._patience = host.settings.shutdown_timeout
         self._channel = channel
         self._vitals = vitals
@@ -86,7 +99,10 @@ class _Process:
             plan.executor_factory,
             left=lambda node: channel.send(left=node),
             steadiness=steadiness,
+            isolation=isolation,
         )
+        if isolation is not None:
+            isolation.on_lost = self._claim_no_more
         self._worker.executor.on_start = self._write_deadline
         self._selector = selectors.DefaultSelector()
         self._claimed = 0
@@ -160,6 +176,8 @@ class _Process:
         if abandoned >= plan.options.concurrency:
             self._claimed = max(self._claimed, abandoned)
             return f"{abandoned} of its threads did not come back from their tasks"
+        if self._isolation is not None and self._isolation.lost:
+            return "the process that starts isolated attempts has died"
         if plan.max_memory is not None and (memory := resident_memory()) > plan.max_memory:
             return f"it has grown to {memory / 2**20:.0f} MiB"
         return None
@@ -167,8 +185,11 @@ class _Process:
     def _count(self, sender: Any, **fields: Any) -> None:
         self._claimed += 1
         if self._plan.max_tasks is not None and self._claimed >= self._plan.max_tasks:
-            self._worker.dispatcher.holding.clear()
-            self._inbox.wake()
+            self._claim_no_more()
+
+    def _claim_no_more(self) -> None:
+        self._worker.dispatcher.holding.clear()
+        self._inbox.wake()
 
     # --- signs of life ------------------------------------------------------------------------------------------------
 
@@ -187,32 +208,3 @@ def resident_memory() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-def _die_with(supervisor: int) -> None:
-    """Have the kernel send SIGTERM when the supervisor dies; elsewhere the end of the channel says so, later."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != supervisor:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _forget_connections(host: Host) -> None:
-    """Leave the connections that the app made before the fork to the process that made them."""
-    with host.app.app_context():
-        for engine in host.database().engines.values():
-            engine.dispose(close=False)
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process as ``sys.exit`` would, without unwinding what stood on the stack when it was forked."""
-    with suppress(BaseException):
-        # Temporary folders and the like belong to the process that made them.
-        atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]  # noqa: SLF001 - there is no public name
-        atexit._run_exitfuncs()  # noqa: SLF001 - as above: telemetry that the app has set up is flushed so
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(BaseException):
-            stream.flush()
-    os._exit(code)

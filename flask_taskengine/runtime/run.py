@@ -13,7 +13,8 @@ from typing import Any
 
 from werkzeug.local import LocalProxy
 
-from ..domain.errors import TaskInterrupt
+from ..domain.errors import TaskCancelled, TaskInterrupt, TaskTimedOut, WorkerStopping
+from ..domain.outcome import Ending, Interrupted, TimedOut
 from ..domain.task import Claimed
 from ..engine.context import TaskContext, running
 from .host import Host
@@ -153,6 +154,13 @@ class Run:
                 return False
             self._phase = Phase.ABANDONED
             return True
+
+
+def ending_of_interrupt(reason: type[TaskInterrupt], timeout: float | None, traceback: str | None) -> Ending | None:
+    """Return what an interrupt means for the attempt that it ended; None where the attempt has lost its task."""
+    if reason is TaskTimedOut:
+        return TimedOut(timeout or 0.0, traceback)
+    return Interrupted() if reason in (TaskCancelled, WorkerStopping) else None
 
 
 def _raise_in(ident: int, reason: type[TaskInterrupt] | None) -> None:

@@ -17,6 +17,7 @@ from .executor import Executor
 from .foreign import ForeignTypes
 from .heartbeat import Heartbeat, Steadiness
 from .host import Host
+from .isolation import Isolation, can_not_isolate, isolated_types
 from .membership import Membership
 from .notifier import Notifier
 from .pool import ThreadPool
@@ -62,6 +63,10 @@ class Worker:
         executor_factory: makes the pool in which handlers run, given the number of slots.
         left: called with the current name when the node is about to leave, so that nobody beats for it any more.
         steadiness: what the one that beats knows of its beats; without it, and without ``beat_itself``, the reaper does nothing.
+        isolation: from ``start_isolation``, called before this process had threads; the worker ends it.
+
+    Raises:
+        ConfigError: a type needs a process of its own, and there is no ``isolation``.
     """
 
     def __init__(
@@ -73,7 +78,11 @@ class Worker:
         *,
         left: Callable[[str], None] | None = None,
         steadiness: Steadiness | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
+        apart = isolated_types(host, options.types)
+        if apart and isolation is None:
+            raise can_not_isolate(apart)
         self.host = host
         self.options = options
         self._tell_joined, self._tell_left = joined, left
@@ -85,7 +94,8 @@ class Worker:
         self.slots = Slots(options.concurrency, self._slot_freed)
         self.completer = Completer(self.database)
         self._pool = (executor_factory or ThreadPool)(options.concurrency)
-        self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types)
+        self._isolation = isolation
+        self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types, isolation)
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
         self.dispatcher.recorded = lambda: not self.completer.waiting
         self.rollcall = RollCall(self.database, self.executor, self.completer, host.settings.heartbeat_interval)
@@ -162,6 +172,8 @@ class Worker:
     def _stop(self, timeout: float) -> bool:
         self.dispatcher.stop()
         self.executor.stop(timeout)
+        if self._isolation is not None:
+            self._isolation.stop()
         recorded = self.completer.stop(_RECORD_WITHIN)
         for part in (self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
             part.stop()
