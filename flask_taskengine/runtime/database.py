@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from ..store.dialects.base import Dialect
 from .host import Host
@@ -26,17 +29,34 @@ def own_engine(host: Host) -> sa.Engine:
         ConfigError: no other process can see this database.
     """
     theirs = host.sql_engine()
-    host.dialect(theirs.dialect.name).require_shared(theirs.url)
+    dialect = host.dialect(theirs.dialect.name)
+    dialect.require_shared(theirs.url)
+    if not event.contains(theirs, "do_connect", _limit_connect):
+        event.listen(theirs, "do_connect", _limit_connect)
     source = theirs.pool.recreate()
 
     def connect() -> Any:
+        token = _limits.set(dialect.connect_limits)
+        try:
+            pooled = source.connect()
+        finally:
+            _limits.reset(token)
         # Out of the pool at once: every loop keeps its connection, however few the host allows for itself.
-        pooled = source.connect()
         driver = pooled.dbapi_connection
         pooled.detach()
         return driver
 
     return sa.Engine(sa.NullPool(connect, dialect=theirs.dialect), theirs.dialect, theirs.url)
+
+
+def _limit_connect(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> None:
+    for name, limit in _limits.get().items():
+        named.setdefault(name, limit)
+
+
+_NO_LIMITS: Mapping[str, Any] = MappingProxyType({})
+_limits: ContextVar[Mapping[str, Any]] = ContextVar("flask_taskengine_connect_limits", default=_NO_LIMITS)
+"""Set while a connection of ours is made, and empty for the host's own."""
 
 
 class Database:

@@ -30,6 +30,7 @@ class Scene:
         self.app, self.db, self.engine = host
         self._start_worker = start_worker
         self._ends = ExitStack()
+        self._processes: list[Process] = []
         with self.app.app_context():
             Effect.metadata.create_all(self.db.engine)
 
@@ -42,13 +43,16 @@ class Scene:
     def worker(self, *options: str, **env: Any) -> WorkerProcess:
         """Start a worker; keywords are settings without their prefix."""
         settings = {key if key.startswith("SUPERVISED_") else f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
-        return self._start_worker(SUPERVISED, *options, url=self.url, env=settings)
+        worker = self._start_worker(SUPERVISED, *options, url=self.url, env=settings)
+        self._processes.append(worker)
+        return worker
 
     def process(self, *command: str, log_name: str = "process.log", **env: Any) -> Process:
         """Start a program that uses the host; keywords are settings without their prefix."""
         settings = {"FLASK_SQLALCHEMY_DATABASE_URI": self.url} | {f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
         process = Process(sys.executable, "-m", *command, log=self.folder / log_name, env=settings)
         self._ends.callback(process.kill)
+        self._processes.append(process)
         return process
 
     def nodes(self) -> list[str]:
@@ -74,8 +78,12 @@ class Scene:
 
     def wait_for(self, task_id: int, *statuses: TaskStatus, timeout: float = 20) -> Task:
         """Wait until a task has one of the statuses."""
-        wait_until(lambda: self.task(task_id).status in statuses, timeout, lambda: f"{statuses}; it is {self.task(task_id)}")
+        wait_until(lambda: self.task(task_id).status in statuses, timeout, lambda: f"{statuses}; it is {self.task(task_id)}\n{self.logs()}")
         return self.task(task_id)
+
+    def logs(self) -> str:
+        """Return what all programs have printed."""
+        return "\n".join(f"--- {process.log_path.name}\n{process.log}" for process in self._processes)
 
     def effects(self) -> list[str]:
         """Return what handlers have written."""
@@ -89,7 +97,11 @@ class Scene:
     def said(self, name: str, lines: int = 1, timeout: float = 20) -> list[str]:
         """Wait until handlers have said so many lines, and return them."""
         path = self.folder / name
-        wait_until(lambda: path.exists() and len(path.read_text().splitlines()) >= lines, timeout, f"{lines} lines in {name}")
+        wait_until(
+            lambda: path.exists() and len(path.read_text().splitlines()) >= lines,
+            timeout,
+            lambda: f"{lines} lines in {name}\n{self.logs()}",
+        )
         return path.read_text().splitlines()
 
     def let_go(self, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import sqlalchemy as sa
@@ -42,6 +43,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     wakes_across_network: ClassVar[bool] = False
     """Whether the database itself can wake a sleeping worker."""
+    connect_limits: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """What a worker's own connections add to the driver's ``connect``, unless the host's say otherwise: no try may last for ever."""
     begin: ClassVar[str]
     """Begins one of the engine's own transactions, whatever isolation the host has set."""
 

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import psycopg
@@ -37,6 +38,7 @@ class PostgreSQL(Dialect):
 
     name: ClassVar[str] = "postgresql"
     wakes_across_network: ClassVar[bool] = True
+    connect_limits: ClassVar[Mapping[str, Any]] = MappingProxyType({"connect_timeout": 10})
     begin: ClassVar[str] = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
     def __init__(self, names: Names) -> None:
