@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import EllipsisType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -22,7 +22,7 @@ from .domain.errors import InvalidArgument
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
 from .domain.states import TaskStatus
-from .domain.task import Enqueued, NewTask, Task
+from .domain.task import Enqueued, NewTask, Task, TaskFunction
 from .engine import enqueue as enqueueing
 from .engine import explain as explaining
 from .engine import manage, outbox
@@ -37,7 +37,8 @@ from .store import migrations, tasks
 from .store.dialects.base import Dialect
 from .telemetry import logs
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 Where = scoped_session[Any] | Session | sa.Connection
 
 _MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
@@ -108,7 +109,7 @@ class TaskEngine:
         limits: Limits | None = None,
         isolation: Literal["thread", "process"] = "thread",
         store_result: bool = False,
-    ) -> Callable[[F], F]:
+    ) -> Callable[[Callable[P, R]], TaskFunction[P, R]]:
         """Make a function the processor of a task type; it stays callable and gets an ``enqueue``.
 
         Args:
@@ -125,7 +126,7 @@ class TaskEngine:
             DuplicateTypeError: the type has a processor already.
         """
 
-        def register(function: F) -> F:
+        def register(function: Callable[P, R]) -> TaskFunction[P, R]:
             processor = processor_from_function(
                 function,
                 task_type,
@@ -143,7 +144,7 @@ class TaskEngine:
 
             with suppress(AttributeError):  # a method of an object, say, can have no attributes
                 function.enqueue = enqueue  # type: ignore[attr-defined]
-            return function
+            return cast(TaskFunction[P, R], function)
 
         return register
 

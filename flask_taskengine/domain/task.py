@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from .states import TaskStatus
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +90,13 @@ class NewTask:
     """Seconds after the database's now; excludes ``available_at``."""
     trace_context: str | None = None
     """JSON text."""
+
+
+class TaskFunction(Protocol[P, R_co]):
+    """A function that ``engine.task`` has made the processor of a type."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function itself, without any task."""
+
+    def enqueue(self, payload: Any = None, **options: Any) -> Enqueued:
+        """Write a task of this type, as ``engine.enqueue`` does."""

@@ -78,7 +78,7 @@ def test_r02_processors_of_every_form(shop: Shop, run_worker: RunWorker) -> None
 
     shop.engine.register(Report())
     with shop.app.app_context():
-        made: Enqueued = handle.enqueue(1, priority=9)  # type: ignore[attr-defined]
+        made: Enqueued = handle.enqueue(1, priority=9)
         ids = [made.id, *(shop.engine.enqueue(name, n).id for n, name in enumerate(("wrapped", "object"), 2))]
         shop.db.session.commit()
     handle("called by hand")
