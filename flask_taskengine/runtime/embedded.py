@@ -136,10 +136,10 @@ class Embedded:
         predecessor = lock.read()
         options = WorkerOptions(concurrency=self._host.settings.concurrency)
         worker = self.worker = Worker(self._host, options, lock.write, self._host.sender.executor_factory)
+        _logger.info("embedded %s", options.in_words(self._host))
         worker.beat_itself()
         worker.start()
         self._host.wakers.add(worker.wake)
-        _logger.info("embedded %s", options.in_words(self._host))
         try:
             while not self._stopping.wait(_TAKE_BACK_EVERY if predecessor else None):
                 if predecessor and self._take_back(worker, predecessor):

@@ -266,12 +266,17 @@ class Executor:
 
         def end() -> None:
             run.interrupt(reason, self._database.dialect.cancel_statement)
-            if not run.ended.wait(ABANDON_AFTER) and run.abandon():
-                self._give_up(run, ending)
+            self._database.watchdog.watch(ABANDON_AFTER, lambda: self._give_up(run, ending))
 
-        threading.Thread(target=end, name=f"taskengine-interrupt-{run.task.id}", daemon=True).start()
+        try:
+            threading.Thread(target=end, name=f"taskengine-interrupt-{run.task.id}", daemon=True).start()
+        except RuntimeError:
+            # No thread can be started any more: the interpreter ends, and the embedded worker stops with it.
+            end()
 
     def _give_up(self, run: Run, ending: Ending | None) -> None:
+        if not run.abandon():
+            return
         _logger.warning("task %d does not react to %s: its thread is given up and replaced", run.task.id, run.interrupted)
         self.abandoned += 1
         if isinstance(self._pool, ThreadPool):
@@ -295,6 +300,8 @@ class Executor:
         self.hurry(timeout)
         if self._runs.wait_for_none(lambda: self._stop_by):
             return
+        # From here on no thread that is given up needs another in its place.
+        self._pool.shutdown(wait=False)
         for run in self.runs():
             self._interrupt(run, WorkerStopping, Interrupted())
         end = time.monotonic() + _LONGEST_END
