@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.shop import Shop
 from tests.support.waiting import wait_until
 
@@ -95,6 +97,7 @@ def test_each_attempt_has_a_process_of_its_own(shop: Shop, start_isolated: Start
     assert told[0]["files"] == told[1]["files"], "the second finds what the first has left open"
 
 
+@pytest.mark.timeout(180)
 def test_two_hundred_tasks_exactly_once(shop: Shop, start_isolated: StartIsolated) -> None:
     """With four at a time, every effect is there once, and every task has one attempt."""
     _drain(shop, start_isolated, 200)
@@ -112,5 +115,5 @@ def _drain(shop: Shop, start_isolated: StartIsolated, number: int, **settings: s
         shop.engine.enqueue_many({"type": "effect", "payload": f"e{n}"} for n in range(number))
         shop.db.session.commit()
     worker = start_isolated("--concurrency", "4", "--drain", **settings)
-    assert worker.wait(55) == 0, worker.log
+    assert worker.wait(150) == 0, worker.log
     assert sorted(shop.effects()) == sorted(f"e{n}" for n in range(number))
