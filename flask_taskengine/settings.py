@@ -80,7 +80,7 @@ class Settings:
     )
     max_payload: int = _setting("1MiB", size, "Larger payloads are refused at enqueue.")
     embedded_worker: bool = _setting(
-        False, flag, 'Run the worker inside the serving web process, once per host; it can not run types with isolation="process".'
+        False, flag, 'Run the worker inside the serving web process, once per host; leaves types with isolation="process" to others.'
     )
     retention: Retention = _setting(
         _RETENTION,

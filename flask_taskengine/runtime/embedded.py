@@ -18,6 +18,7 @@ from flask import request_started
 from ..domain.errors import ConfigError
 from .host import Host
 from .hostlock import HostLock
+from .isolation import isolated_types
 from .reaper import take_back
 from .serving import Prospect, is_serving, prospect
 from .worker import Worker, WorkerOptions
@@ -134,7 +135,7 @@ class Embedded:
 
     def _work(self, lock: HostLock) -> None:
         predecessor = lock.read()
-        options = WorkerOptions(concurrency=self._host.settings.concurrency)
+        options = WorkerOptions(concurrency=self._host.settings.concurrency, types=self._types())
         worker = self.worker = Worker(self._host, options, lock.write, self._host.sender.executor_factory)
         _logger.info("embedded %s", options.in_words(self._host))
         worker.beat_itself()
@@ -148,6 +149,17 @@ class Embedded:
             self._host.wakers.discard(worker.wake)
             worker.stop()
             lock.release()
+
+    def _types(self) -> frozenset[str] | None:
+        apart = isolated_types(self._host, None)
+        if not apart:
+            return None
+        _logger.warning(
+            "the embedded worker leaves the task types %s to `flask taskengine worker`: they have isolation='process', "
+            "and a process that serves requests can not be forked safely",
+            ", ".join(apart),
+        )
+        return frozenset(self._host.registry.types()).difference(apart)
 
     def _take_back(self, worker: Worker, node: str) -> bool:
         """Take the tasks of the process that had the lock before and died with it; others would do so after the lease."""

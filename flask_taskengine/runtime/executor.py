@@ -167,7 +167,7 @@ class Executor:
 
     def _call(self, run: Run, processor: Processor | None, timeout: float | None) -> Returned:
         if processor is None:
-            known = ", ".join(self._host.registry.types()) or "none"
+            known = ", ".join(sorted(self._only or self._host.registry.types())) or "none"
             raise TaskEngineError(f"no live node knows the task type {run.task.type!r}; this node knows: {known}")
         try:
             payload = processor.codec.load(run.task.payload)

@@ -29,7 +29,6 @@ from .executor import Executor
 from .host import Host
 from .run import Run
 from .slots import Slots
-from .watchdog import Watchdog
 from .wire import Message, Wire, from_ending, from_outcome, to_claimed
 
 SHOW_SIGNAL = signal.SIGXCPU
@@ -40,8 +39,14 @@ _NOTE_LIMIT = 500
 _REASONS = {reason.__name__: reason for reason in (TaskCancelled, TaskLeaseLost, TaskTimedOut, WorkerStopping)}
 
 
-def run_attempt(host: Host, line: socket.socket, trace: int) -> None:
-    """Wait for a task, run it in this process, which was forked for it alone, and say how it ended."""
+def run_attempt(database: Database, line: socket.socket, trace: int) -> None:
+    """Wait for a task, run it in this process, which was forked for it alone, and say how it ended.
+
+    Args:
+        database: made before the fork, to share its pages, and never used there.
+        line: to the worker.
+        trace: file descriptor to which to write where the process dies or hangs.
+    """
     faulthandler.enable(trace, all_threads=False)
     faulthandler.register(SHOW_SIGNAL, trace, all_threads=False, chain=False)
     signal.signal(_PROD_SIGNAL, lambda *_: None)
@@ -51,34 +56,32 @@ def run_attempt(host: Host, line: socket.socket, trace: int) -> None:
         told = wire.read()
         if told is None:  # It was ended before it began.
             return
-    _Attempt(host, wire, told[0]).run(told[1:])
-    with host.app.app_context():
-        for engine in host.database().engines.values():
+    _Attempt(database, wire, told[0]).run(told[1:])
+    with database.host.app.app_context():
+        for engine in database.host.database().engines.values():
             engine.dispose()
 
 
 class _Attempt:
     """What is needed for one attempt and for nothing else."""
 
-    def __init__(self, host: Host, wire: Wire, request: Message) -> None:
-        self._host = host
+    def __init__(self, database: Database, wire: Wire, request: Message) -> None:
+        self._database = database
         self._wire = wire
         self._memory: int | None = request["memory"]
-        self._watchdog = Watchdog()
-        self._database = Database(host, self._watchdog)
-        self._reporter = _Reporter(self._database)
+        self._reporter = _Reporter(database)
         self._reporter.node = request["node"]
-        self._executor = Executor(self._database, self._reporter, Slots(1, lambda _: None), pool=None)
+        self._executor = Executor(database, self._reporter, Slots(1, lambda _: None), pool=None)
         self._progress = _Progress(wire)
         task = to_claimed(request["task"])
-        self._run = _OwnRun(host, task, self._context(task, request), wire, self._memory)
+        self._run = _OwnRun(database.host, task, self._context(task, request), wire, self._memory)
 
     def run(self, untold: list[Message]) -> None:
         # The worker sends the signals of this attempt: their receivers there count, here they would be gone at once.
         task_started.is_muted = True
-        self._watchdog.start()
+        self._database.watchdog.start()
         threading.Thread(target=self._listen, args=(untold,), name="taskengine-line", daemon=True).start()
-        ending = self._executor.run_here(self._run, self._host.registry.get(self._run.task.type), None)
+        ending = self._executor.run_here(self._run, self._database.host.registry.get(self._run.task.type), None)
         self._progress.flush()
         if ending is None:
             self._wire.send("recorded", outcome=from_outcome(self._reporter.outcome))

@@ -22,10 +22,12 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from .apart import KILL, SHOW
+from .database import Database
 from .forked import exit_forked, flush, forget_connections, signal_when_parent_dies
 from .host import Host
 from .isolated import SHOW_SIGNAL, run_attempt
 from .isolation import Isolation, can_not_isolate, isolated_types
+from .watchdog import Watchdog
 
 _HANDED_OVER = 3
 """File descriptors that come with a start: the line, the leash and the pipe for the traceback."""
@@ -67,11 +69,11 @@ def start_isolation(host: Host, only: Iterable[str] | None, not_its_own: Iterabl
 def _become_zygote(host: Host, control: socket.socket, worker: int, not_its_own: Iterable[_Closable]) -> NoReturn:
     """Live the whole life of the zygote; nothing of the stack that it has inherited may go on."""
     try:
+        forget_connections(host)
         zygote = _Zygote(host, control, worker)
         zygote.set_signals()
         for one in not_its_own:
             one.close()
-        forget_connections(host)
         zygote.serve()
     except BaseException:
         traceback.print_exc()
@@ -91,7 +93,7 @@ class _Zygote:
     """Forks, kills and buries; one thread, one loop."""
 
     def __init__(self, host: Host, control: socket.socket, worker: int) -> None:
-        self._host = host
+        self._database = Database(host, Watchdog())
         self._control = control
         self._worker = worker
         self._me = os.getpid()
@@ -209,7 +211,7 @@ class _Zygote:
             os.register_at_fork(after_in_child=_heed_signals)
             _volunteer()
             if signal_when_parent_dies(signal.SIGKILL, self._me):
-                contextvars.Context().run(run_attempt, self._host, socket.socket(fileno=line), trace)
+                contextvars.Context().run(run_attempt, self._database, socket.socket(fileno=line), trace)
                 code = 0
         except BaseException:
             traceback.print_exc()

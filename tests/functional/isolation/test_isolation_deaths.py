@@ -13,7 +13,7 @@ from .conftest import StartIsolated, on_postgresql, on_sqlite, pid_in, wait_unti
 
 
 @on_sqlite
-def test_a_handler_that_hangs_is_killed(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+def test_r22_a_handler_that_hangs_is_killed(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
     """Stuck in C with the interpreter's lock held: timed out, with the place where it hung; its slot is usable at once."""
     start_isolated("--concurrency", "1")
     hung = shop.enqueue("hangs", str(tmp_path / "pid"))
@@ -29,7 +29,7 @@ def test_a_handler_that_hangs_is_killed(shop: Shop, start_isolated: StartIsolate
 
 
 @on_sqlite
-def test_a_handler_that_sleeps_is_interrupted_first(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+def test_r22_a_handler_that_sleeps_is_interrupted_first(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
     """Whatever waits in Python gets the exception at once, and cleans up."""
     start_isolated("--concurrency", "1")
     task = shop.wait_for(shop.enqueue("sleeps", str(tmp_path / "note")), timeout=20)
@@ -38,7 +38,7 @@ def test_a_handler_that_sleeps_is_interrupted_first(shop: Shop, start_isolated: 
 
 
 @on_sqlite
-def test_a_timeout_ends_what_the_handler_has_started(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+def test_r22_a_timeout_ends_what_the_handler_has_started(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
     """A program that a hanging handler has started is killed with it."""
     start_isolated("--concurrency", "1")
     task = shop.enqueue("starts.a.program", str(tmp_path / "pid"))
@@ -48,7 +48,7 @@ def test_a_timeout_ends_what_the_handler_has_started(shop: Shop, start_isolated:
 
 
 @on_postgresql
-def test_a_timeout_cancels_the_statement(shop: Shop, start_isolated: StartIsolated) -> None:
+def test_r22_a_timeout_cancels_the_statement(shop: Shop, start_isolated: StartIsolated) -> None:
     """The server does not go on with what nobody waits for any more."""
     start_isolated("--concurrency", "1")
     assert shop.wait_for(shop.enqueue("runs.a.statement"), timeout=20).last_error == "TaskTimedOut: timed out after 1 s"
@@ -64,7 +64,7 @@ def test_a_timeout_cancels_the_statement(shop: Shop, start_isolated: StartIsolat
         ("killed", "ProcessDied: the process was killed by SIGKILL, as a system does that runs out of memory; its peak was"),
     ],
 )
-def test_a_process_that_dies_is_a_failed_attempt(shop: Shop, start_isolated: StartIsolated, how: str, error: str) -> None:
+def test_r12_a_process_that_dies_is_a_failed_attempt(shop: Shop, start_isolated: StartIsolated, how: str, error: str) -> None:
     """The error names the exit code or the signal; the effect is rolled back; the worker goes on."""
     start_isolated("--concurrency", "1")
     died = shop.wait_for(shop.enqueue("dies", how), timeout=20)
@@ -85,7 +85,7 @@ def test_a_task_whose_process_died_is_retried(shop: Shop, start_isolated: StartI
     assert shop.effects() == [str(tmp_path)]
 
 
-def test_a_process_that_dies_after_its_commit_has_succeeded(shop: Shop, start_isolated: StartIsolated) -> None:
+def test_r10_a_process_that_dies_after_its_commit_has_succeeded(shop: Shop, start_isolated: StartIsolated) -> None:
     """Nobody was told, but the row says so: no failure is recorded, and nothing runs twice."""
     worker = start_isolated("--concurrency", "1")
     task = shop.wait_for(shop.enqueue("dies.after.commit", "once"), timeout=20)
@@ -149,7 +149,7 @@ def _cancel(shop: Shop, task_id: int) -> None:
         shop.db.session.commit()
 
 
-def test_a_lost_lease_refuses_what_the_process_writes(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
+def test_r10_a_lost_lease_refuses_what_the_process_writes(shop: Shop, start_isolated: StartIsolated, tmp_path: Path) -> None:
     """Another claim holds the task: neither the completion nor the effect is kept."""
     start_isolated("--concurrency", "1", HEARTBEAT_INTERVAL="200ms")
     task_id = shop.enqueue("waits", str(tmp_path / "pid"))

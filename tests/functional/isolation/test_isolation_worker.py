@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import psutil
@@ -12,7 +13,7 @@ from flask_taskengine import ConfigError
 from flask_taskengine.runtime.zygote import start_isolation
 from tests.support.shop import Shop
 from tests.support.waiting import wait_until
-from tests.support.worker import WorkerProcess
+from tests.support.worker import Process, WorkerProcess
 
 from .conftest import StartIsolated, on_sqlite, pid_in, wait_until_gone
 from .host import waits
@@ -122,3 +123,23 @@ def test_a_worker_in_a_process_with_threads_refuses_isolated_types(shop: Shop) -
         shop.worker()
     assert start_isolation(shop.host, frozenset({"here"})) is None
     assert shop.worker(types=frozenset({"here"})).dispatcher.types() == {"here"}
+
+
+@on_sqlite
+def test_the_embedded_worker_leaves_isolated_types_to_others(
+    shop: Shop, start_isolated: StartIsolated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so when it starts, and runs the others."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # The lock of the host's embedded worker stands there.
+    settings = {"FLASK_SQLALCHEMY_DATABASE_URI": str(shop.outside.url), "FLASK_TASKENGINE_EMBEDDED_WORKER": "true"}
+    command = [sys.executable, "-m", "flask", "--app", "tests.functional.isolation.host:create_app", "run", "--port", "0"]
+    server = Process(*command, log=tmp_path / "server.log", env=settings)
+    try:
+        apart, here = shop.enqueue("effect", "apart"), shop.enqueue("here")
+        shop.wait_for(here, timeout=20)
+        server.wait_for_log(r"the embedded worker leaves the task types .*\beffect\b.* to `flask taskengine worker`")
+        assert shop.task(apart).status == "PENDING"
+        start_isolated("--drain")
+        shop.wait_for(apart, timeout=20)
+    finally:
+        server.kill()
