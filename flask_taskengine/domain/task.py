@@ -12,6 +12,20 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 
+class Unreadable(str):
+    """The stored text of a JSON column that can not be read: corrupt, nested too deeply, or with a number of thousands of digits."""
+
+    __slots__ = ("why",)
+    why: str
+
+    @classmethod
+    def because(cls, text: str, why: str) -> Unreadable:
+        """Return a text with the reason why it can not be read."""
+        unreadable = cls(text)
+        unreadable.why = why
+        return unreadable
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """One row of the task table; times are aware and in UTC, by the database's clock.

@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
-from ..domain.task import Task
+from ..domain.task import Task, Unreadable
 
 HIDDEN = "***"
 
@@ -34,6 +34,8 @@ def plain(value: Any) -> Any:
 
 def redacted(value: Any, names: Collection[str]) -> Any:
     """Return a JSON value in which every field of these names is hidden."""
+    if isinstance(value, Unreadable):
+        return HIDDEN if names else value
     if isinstance(value, Mapping):
         return {key: HIDDEN if key in names else redacted(inner, names) for key, inner in value.items()}
     return [redacted(inner, names) for inner in value] if isinstance(value, list) else value

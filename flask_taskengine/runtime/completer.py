@@ -14,7 +14,6 @@ from ..domain.outcome import Ending, Failure, Outcome, Raised, Returned, TimedOu
 from ..domain.states import TaskStatus
 from ..domain.task import Claimed
 from ..signals import (
-    emit,
     task_cancelled,
     task_dead,
     task_failed,
@@ -26,7 +25,7 @@ from ..signals import (
 )
 from ..store import tasks
 from .database import STATEMENT_DEADLINE, Database
-from .events import facts
+from .events import facts, tell
 from .loop import Loop
 
 _GROUP = 500
@@ -185,20 +184,20 @@ class Completer:
         """Say what was recorded, after the commit; None says that the attempt had lost the task."""
         common = facts(ended.task, self.node)
         if isinstance(ended.ending, TimedOut):
-            emit(task_timed_out, self._host.sender, **common, timeout=ended.ending.timeout)
+            tell(task_timed_out, self._host.sender, **common, timeout=ended.ending.timeout)
         if outcome is None:
-            emit(task_lease_lost, self._host.sender, **common, token=ended.task.claims)
+            tell(task_lease_lost, self._host.sender, **common, token=ended.task.claims)
             return
         match outcome.verdict:
             case Verdict.SUCCEEDED:
-                emit(task_succeeded, self._host.sender, **common, duration=ended.duration)
+                tell(task_succeeded, self._host.sender, **common, duration=ended.duration)
             case Verdict.CANCELLED:
-                emit(task_cancelled, self._host.sender, **common, duration=ended.duration)
+                tell(task_cancelled, self._host.sender, **common, duration=ended.duration)
             case Verdict.SNOOZED | Verdict.RELEASED:
-                emit(task_requeued, self._host.sender, **common, reason=outcome.verdict.value)
+                tell(task_requeued, self._host.sender, **common, reason=outcome.verdict.value)
             case Verdict.RETRIED:
-                emit(task_retried, self._host.sender, **common, duration=ended.duration, failure=outcome.failure, delay=outcome.delay)
+                tell(task_retried, self._host.sender, **common, duration=ended.duration, failure=outcome.failure, delay=outcome.delay)
             case Verdict.FAILED:
-                emit(task_failed, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
+                tell(task_failed, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
             case Verdict.DEAD:
-                emit(task_dead, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
+                tell(task_dead, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)

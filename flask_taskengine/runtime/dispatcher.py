@@ -10,9 +10,9 @@ from collections.abc import Callable
 from ..domain.limits import Limits
 from ..domain.task import Claimed
 from ..engine.claim import Rooms, claim_limited, rooms_here, within_cluster
-from ..signals import emit, task_claimed
+from ..signals import task_claimed
 from .database import Database
-from .events import facts
+from .events import facts, tell
 from .loop import Loop
 from .slots import Slots
 
@@ -112,7 +112,7 @@ class Dispatcher:
         if claimed:
             self._contended = 0
         for task in claimed:
-            emit(task_claimed, self._host.sender, **facts(task, self.node))
+            tell(task_claimed, self._host.sender, **facts(task, self.node))
             self._start(task)
         # Fewer than there were slots for: nothing else is due, as far as this node can take it.
         self._backlog = len(claimed) == free

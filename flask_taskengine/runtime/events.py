@@ -1,10 +1,24 @@
-"""The fields that every signal about a claimed task carries."""
+"""What the worker's own threads announce of a claimed task."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from blinker import NamedSignal
+
 from ..domain.task import Claimed
+from ..signals import emit
+
+_logger = logging.getLogger("flask_taskengine")
+
+
+def tell(signal: NamedSignal, sender: Any, **fields: Any) -> None:
+    """Announce something from a thread of the worker's, which outlives also a receiver that wants to exit."""
+    try:
+        emit(signal, sender, **fields)
+    except BaseException:
+        _logger.exception("a receiver of %s tried to end a thread of the worker", signal.name)
 
 
 def facts(task: Claimed, node: str) -> dict[str, Any]:

@@ -23,16 +23,16 @@ from ..domain.errors import (
     WorkerStopping,
 )
 from ..domain.outcome import Ending, Interrupted, Raised, Rejected, Returned, Snoozed, TimedOut
-from ..domain.task import Claimed
+from ..domain.task import Claimed, Unreadable
 from ..engine import outbox
 from ..engine.context import TaskContext, running
 from ..engine.failures import failure_from
 from ..engine.payload import dump_result
 from ..engine.registry import Processor
-from ..signals import emit, task_started
+from ..signals import task_started
 from .completer import Completer, Ended
 from .database import STATEMENT_DEADLINE, Database
-from .events import facts
+from .events import facts, tell
 from .isolation import IsolatedRun, Isolation, Recorded
 from .pool import ThreadPool
 from .run import Run, current, ending_of_interrupt
@@ -139,7 +139,7 @@ class Executor:
         token = running.set(run.context)
         try:
             with self._host.app.app_context():
-                emit(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
+                tell(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
             with self._limit(run, timeout):
                 ending = run.attempt(self._completer.node, timeout)
         except BaseException as error:
@@ -155,7 +155,7 @@ class Executor:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
         tokens = running.set(run.context), current.set(run)
         try:
-            emit(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
+            tell(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
             result = self._call(run, processor, timeout)
             return self._complete_in_session(run, result)
         except BaseException as error:
@@ -170,6 +170,8 @@ class Executor:
             known = ", ".join(sorted(self._only or self._host.registry.types())) or "none"
             raise TaskEngineError(f"no live node knows the task type {run.task.type!r}; this node knows: {known}")
         try:
+            if isinstance(run.task.payload, Unreadable):
+                raise PayloadError(run.task.type, {"payload": f"it can not be read as JSON: {run.task.payload.why}"})
             payload = processor.codec.load(run.task.payload)
         except PayloadError as error:
             raise _Unreadable from error

@@ -74,14 +74,15 @@ class Loop:
             self._wake.clear()
             try:
                 sleep = self._run_once()
-            except Exception as error:
+            except BaseException as error:
+                # Also SystemExit: a thread that ended unseen would leave a worker that looks alive.
                 sleep = self._survive(error)
             else:
                 self._outage.worked()
             if sleep is None or sleep > 0:
                 self._wake.wait(sleep)
 
-    def _survive(self, error: Exception) -> float:
+    def _survive(self, error: BaseException) -> float:
         expected = isinstance(error, (sa.exc.SQLAlchemyError, OSError))
         wait = self._outage.failed(error, None if expected else error)
         self._wake.clear()

@@ -6,11 +6,11 @@ import random
 
 from ..domain.durations import spoken
 from ..domain.outcome import Orphaned, Verdict
-from ..signals import emit, task_requeued
+from ..signals import task_requeued
 from ..store import nodes, tasks
 from .completer import Completer, Ended
 from .database import Database, Line
-from .events import facts
+from .events import facts, tell
 from .heartbeat import Steadiness
 from .loop import Loop
 
@@ -92,7 +92,7 @@ def take_back(database: Database, line: Line, completer: Completer, node: str, w
         for ended, outcome in zip(page, outcomes, strict=True):
             completer.announce(ended, outcome)
             if outcome is not None and outcome.verdict is Verdict.RETRIED:
-                emit(task_requeued, database.host.sender, **facts(ended.task, completer.node), reason="orphaned")
+                tell(task_requeued, database.host.sender, **facts(ended.task, completer.node), reason="orphaned")
         # What is left over is locked by others: the next round looks again.
         if not more or not page:
             return not more

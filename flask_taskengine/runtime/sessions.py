@@ -61,6 +61,8 @@ def _before_commit(session: Session) -> None:
     registry = host.database().session.registry
     if registry.has() and registry() is session and session.in_transaction():
         run.committed = True
+        # First, so that what is checked afterwards stays so: the database's one writer, where it has only one, is this one then.
+        session.flush()
         fence(host, session, run)
 
 

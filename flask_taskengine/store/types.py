@@ -9,6 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, oracle, postgresql, sqlite
 
+from ..domain.task import Unreadable
+
 BigInt = sa.BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
 """SQLite gives automatic ids to INTEGER only; it holds 64 bits there too."""
 
@@ -69,15 +71,29 @@ class JsonText(sa.types.TypeDecorator[Any]):
                 return dialect.type_descriptor(sa.Text())
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        return json.loads(value) if isinstance(value, (str, bytes)) and dialect.name != "postgresql" else value
+        return read_json(value)
+
+
+def read_json(text: str | bytes | None) -> Any:
+    """Return the value of stored JSON. What can not be read comes back as ``Unreadable``: one such row must not spoil a batch."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        stored = text if isinstance(text, str) else text.decode(errors="backslashreplace")
+        return Unreadable.because(stored, str(error))
 
 
 class _PlainJsonb(postgresql.JSONB):
-    """JSONB whose values the engine has already made text of, and which the driver reads."""
+    """JSONB that is text on our side: written as it is, and read as text, since the driver fails a whole result for one value."""
 
     def adapt(self, cls: Any, **kw: Any) -> Any:
         """Stay of this type: the driver's own JSONB would write the text as a JSON string."""
         return type(self)()
+
+    def column_expression(self, column: Any) -> sa.ColumnElement[Any]:
+        return sa.type_coerce(sa.cast(column, sa.Text()), JsonText())
 
     def bind_processor(self, dialect: sa.Dialect) -> None:
         return None

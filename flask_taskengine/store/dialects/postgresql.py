@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from ...domain.task import Claimed, NewTask, Task
 from ..retention import Batch, Removed
 from ..tables import Names
+from ..types import read_json
 from . import base
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
 from .postgresql_insight import AHEAD
@@ -30,6 +31,8 @@ _KEY_REASONS = {
     "40001": "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again",
 }
 _INSERT_CHUNK = 2000
+_JSON_PLACES = (2, 11)
+"""Where the payload and the trace context stand in a claimed row."""
 _CANCEL_TIMEOUT = 3.0
 
 
@@ -127,7 +130,7 @@ class PostgreSQL(Dialect):
         parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most}
         statement = self._claim_statement(most, ranked=sum(min(room, most) for room in rooms.values()) > most)
         rows = connection.exec_driver_sql(statement, parameters).all()
-        claimed = [Claimed(*row) for row in rows]
+        claimed = [Claimed(*(read_json(value) if i in _JSON_PLACES else value for i, value in enumerate(row))) for row in rows]
         claimed.sort(key=lambda task: (-task.priority, task.available_at, task.id))
         return claimed
 
@@ -270,8 +273,8 @@ WITH alive AS MATERIALIZED (
 UPDATE {task} AS t SET status = 'RUNNING', attempts = t.attempts + 1, claims = t.claims + 1, claimed_by = %(node)s,
   claimed_at = statement_timestamp(), updated_at = statement_timestamp()
 WHERE t.id = ANY (ARRAY(SELECT id FROM picked))
-RETURNING t.id, t.type, t.payload, t.priority, t.attempts, t.max_attempts, t.available_at, t.created_at, t.claimed_at, t.claims,
-  t.idempotency_key, t.trace_context
+RETURNING t.id, t.type, t.payload::text, t.priority, t.attempts, t.max_attempts, t.available_at, t.created_at, t.claimed_at, t.claims,
+  t.idempotency_key, t.trace_context::text
 """
 
 _BEST = """SELECT b.type, count(*) AS room FROM (

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from ...domain.errors import ConfigError
 from ...domain.task import Claimed, NewTask, Task
 from ..tables import Names
-from ..types import JsonText, UtcDateTime
+from ..types import UtcDateTime, read_json
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
 from .sqlite_insight import AHEAD
 
@@ -133,7 +133,7 @@ class SQLite(Dialect):
         return set(connection.exec_driver_sql(statement).scalars())
 
     def _claimed(self, row: Sequence[Any]) -> Claimed:
-        payload, trace = (_JSON.process_result_value(row[i], self._dialect) for i in (2, 11))
+        payload, trace = read_json(row[2]), read_json(row[11])
         available_at, created_at, claimed_at = (self._time(row[i]) for i in (6, 7, 8))
         task_id, task_type, _, priority, attempts, max_attempts, *_, claims, key, _ = row
         return Claimed(
@@ -267,4 +267,3 @@ _REMEDY = "leave TASKENGINE_SQLITE_PRAGMAS on, or set the pragmas journal_mode =
 # Readers and the one writer do not block each other; a writer waits for its turn; a commit survives a crash of the process.
 _PRAGMAS = ("busy_timeout = 15000", "journal_mode = WAL", "synchronous = NORMAL")
 _TIME = UtcDateTime()
-_JSON = JsonText()
