@@ -35,6 +35,17 @@ def now(shop: Shop) -> Any:
         return connection.execute(sa.select(db_now())).scalar_one()
 
 
+def is_back_after(shop: Shop, task_id: int, attempts: int) -> bool:
+    """Say whether a task waits again after so many attempts."""
+    task = shop.task(task_id)
+    return (task.attempts, task.status) == (attempts, "PENDING")
+
+
+def has_failed(shop: Shop, task_id: int) -> bool:
+    """Say whether an attempt of the task has failed."""
+    return shop.task(task_id).last_error is not None
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_r06_dead_after_exactly_max_attempts(shop: Shop, start_worker_here: StartWorkerHere, events: Events, most: int) -> None:
     """A task that always fails is tried ``max_attempts`` times, each time rolled back, and then never again."""
@@ -53,159 +64,9 @@ def test_r06_dead_after_exactly_max_attempts(shop: Shop, start_worker_here: Star
     assert (task.status, task.attempts, task.claims) == ("DEAD", most, most)
     assert task.last_error == f"{ODD}: call {most}"
     assert task.finished_at is not None
-<<<<<<< HEAD
     wait_until(lambda: "task_dead" in events.names(task_id))
     worker.stop()
     assert calls == [(n + 1, most) for n in range(most)]
-=======
-    attempts = shop.attempts(task_id)
-    assert [(one["attempt"], one["claims"], one["error_class"], one["message"]) for one in attempts] == [
-        (n, n, "ValueError", f"number {n}") for n in (1, 2, 3)
-    ]
-    for one in attempts:
-        assert one["node"] == task.claimed_by
-        assert "in boom" in one["traceback"]
-        assert one["started_at"] <= one["finished_at"]
-    wait_until(lambda: "task_dead" in events.names(task_id), what="task_dead")
-    for attempt, end in ((1, "task_retried"), (2, "task_retried"), (3, "task_dead")):
-        # By attempt: the end of one is announced after its commit, by when the next may have been claimed.
-        assert [name for name, fields in events.seen if fields.get("attempt") == attempt] == ["task_claimed", "task_started", end]
-    assert [fields["failure"].message for fields in events.of("task_retried")] == ["number 1", "number 2"]
-    assert events.of("task_dead")[0]["attempt"] == 3
-
-
-def test_r06_the_rows_own_max_attempts_wins(shop: Shop, run_worker: RunWorker) -> None:
-    """Over the processor's, to either side."""
-    calls: list[str] = []
-
-    @shop.engine.task("boom", retry=AT_ONCE)
-    def boom(payload: str) -> None:
-        calls.append(payload)
-        raise ValueError
-
-    ids = [shop.enqueue("boom", "one", max_attempts=1), shop.enqueue("boom", "five", max_attempts=5)]
-    run_worker(shop)
-    assert [shop.wait_for(task_id).attempts for task_id in ids] == [1, 5]
-    assert sorted(calls) == ["five"] * 5 + ["one"]
-
-
-def test_r06_a_dead_task_runs_again_when_it_is_retried(shop: Shop, run_worker: RunWorker) -> None:
-    """At least once more, although its attempts were used up; with ``reset_attempts`` as often as at first."""
-    fails = {"value": True}
-
-    @shop.engine.task("boom", retry=AT_ONCE)
-    def boom(payload: Any) -> None:
-        if fails["value"]:
-            raise ValueError
-
-    run_worker(shop)
-    task_id = shop.enqueue("boom")
-    for reset, attempts in ((False, 4), (True, 3)):
-        dead = shop.wait_for(task_id)
-        assert dead.status == "DEAD"
-        claims = dead.claims
-        with shop.app.app_context():
-            shop.engine.retry(task_id, reset_attempts=reset)
-            shop.db.session.commit()
-        wait_until(lambda: shop.task(task_id).status == "DEAD" and shop.task(task_id).claims > claims, what="DEAD again")  # noqa: B023
-        assert shop.task(task_id).attempts == attempts
-    fails["value"] = False
-    with shop.app.app_context():
-        shop.engine.retry(task_id)
-        shop.db.session.commit()
-    assert shop.wait_for(task_id, "SUCCEEDED").finished_at is not None
-
-
-# --- backoff ----------------------------------------------------------------------------------------------------------------
-
-
-def test_r06_backoff_by_the_databases_clock(shop: Shop, run_worker: RunWorker) -> None:
-    """After each failure the task waits base, base x multiplier, ... counted from then, though this machine's clock is wrong."""
-    policy = RetryPolicy(max_attempts=9, base_backoff=100, multiplier=3, max_backoff=500, jitter=0)
-
-    @shop.engine.task("boom", retry=policy)
-    def boom(payload: Any) -> None:
-        raise ValueError
-
-    now = "statement_timestamp()" if shop.is_postgresql else "strftime('%Y-%m-%d %H:%M:%f', 'now')"
-    with time_machine.travel(datetime.now(UTC) - timedelta(days=400)):
-        run_worker(shop)
-        task_id = shop.enqueue("boom")
-        for claims, backoff in enumerate((100, 300, 500, 500), 1):
-            wait_until(lambda: (task := shop.task(task_id)).status == "PENDING" and task.claims == claims, what="a retry")  # noqa: B023
-            assert shop.seconds_until_due(task_id) == pytest.approx(backoff, abs=5)
-            shop.sql(f"UPDATE taskengine_task SET available_at = {now}")
-
-
-def test_r06_a_retried_task_starts_when_its_backoff_is_over(make_shop: MakeShop, run_worker: RunWorker) -> None:
-    """The dispatcher sleeps until then, whatever its poll interval is."""
-    shop = make_shop(TASKENGINE_POLL_INTERVAL=60)
-
-    @shop.engine.task("boom", retry=RetryPolicy(max_attempts=3, base_backoff="200ms", multiplier=1, jitter=0))
-    def boom(payload: Any) -> None:
-        raise ValueError
-
-    run_worker(shop)
-    task_id = shop.enqueue("boom")
-    assert shop.wait_for(task_id, timeout=20).attempts == 3
-    for earlier, later in itertools.pairwise(shop.attempts(task_id)):
-        assert later["started_at"] - earlier["started_at"] >= timedelta(milliseconds=200)
-
-
-def test_r06_jitter_spreads_what_failed_together(shop: Shop, run_worker: RunWorker) -> None:
-    """Fifty tasks that fail at once do not come back at once."""
-
-    @shop.engine.task("boom", retry=RetryPolicy(base_backoff=1000, max_backoff=5000, jitter=0.2))
-    def boom(payload: Any) -> None:
-        raise ConnectionError
-
-    run_worker(shop, concurrency=10)
-    shop.enqueue_many(*["boom"] * 50)
-    wait_until(lambda: all(task.attempts == 1 and task.status == "PENDING" for task in shop.tasks()), what="50 failures")
-    waits = [shop.seconds_until_due(task.id) for task in shop.tasks()]
-    assert all(790 <= wait <= 1200 for wait in waits)
-    assert max(waits) - min(waits) > 100
-
-
-def test_r21_property_over_processor_over_default(make_shop: MakeShop, run_worker: RunWorker) -> None:
-    """Key by key: each place says what it wants to be different, and the rest comes from the next."""
-    shop = make_shop(
-        TASKENGINE_DEFAULT_RETRY={"max_attempts": 2, "base_backoff": 100, "jitter": 0},
-        TASKENGINE_RETRY={"property": {"base_backoff": 300}},
-    )
-
-    def boom(payload: Any) -> None:
-        raise ValueError
-
-    shop.engine.task("default")(boom)
-    shop.engine.task("processor", retry=RetryPolicy(base_backoff=200))(boom)
-    shop.engine.task("property", retry=RetryPolicy(base_backoff=200, max_attempts=4))(boom)
-    run_worker(shop)
-    ids = shop.enqueue_many("default", "processor", "property")
-    wait_until(lambda: all(task.attempts == 1 and task.status == "PENDING" for task in shop.tasks()), what="three failures")
-    assert [shop.seconds_until_due(task_id) for task_id in ids] == [pytest.approx(wait, abs=5) for wait in (100, 200, 300)]
-    past = "2020-01-01 00:00:00+00" if shop.is_postgresql else "2020-01-01 00:00:00.000"
-    shop.sql(f"UPDATE taskengine_task SET available_at = '{past}'")
-    wait_until(lambda: all(task.attempts == 2 for task in shop.tasks()), what="three more failures")
-    assert [shop.wait_for(task_id, "DEAD", "PENDING").status for task_id in ids] == ["DEAD", "DEAD", "PENDING"]
-
-
-# --- how a handler ends its attempt -------------------------------------------------------------------------------------------
-
-
-def test_r06_reject_is_failed_at_once(shop: Shop, events: Events, run_worker: RunWorker) -> None:
-    """No retry, the reason is kept, what it wrote is rolled back."""
-
-    @shop.engine.task("no")
-    def refuse(payload: Any) -> None:
-        shop.db.session.add(Effect(name="lost"))
-        shop.db.session.flush()
-        raise Reject("there is no such customer")
-
-    run_worker(shop)
-    task = shop.wait_for(shop.enqueue("no"))
-    assert (task.status, task.attempts, task.last_error) == ("FAILED", 1, "Reject: there is no such customer")
->>>>>>> conform
     assert shop.effects() == []
     each = ["task_claimed", "task_started"]
     assert events.names(task_id) == ["task_enqueued", *[*each, "task_retried"] * (most - 1), *each, "task_dead"]
@@ -248,7 +109,7 @@ def test_r06_backoff_counts_by_the_databases_clock(shop: Shop, start_worker_here
     worker = start_worker_here(shop)
     table = shop.dialect.tables.task
     for attempt, backoff in enumerate([100, 300, 600, 600], 1):
-        wait_until(partial(_has_failed, shop, task_id, attempt))
+        wait_until(partial(is_back_after, shop, task_id, attempt))
         task = shop.task(task_id)
         # Both were written by one statement, of whose moment the database keeps at least milliseconds.
         assert abs(task.available_at - task.updated_at - timedelta(seconds=backoff)) <= timedelta(milliseconds=2)
@@ -391,7 +252,7 @@ def test_r21_setting_over_processor_over_default_key_by_key(make_shop: MakeShop,
     row = shop.enqueue("set", max_attempts=7)
     start_worker_here(shop)
     for task_type, (text, backoff) in wanted.items():
-        wait_until(partial(_has_failed, shop, ids[task_type], 1))
+        wait_until(partial(has_failed, shop, ids[task_type]))
         assert shop.task(ids[task_type]).last_error == f"{ODD}: {text}"
         assert backoff - 60 < shop.seconds_until_due(ids[task_type]) <= backoff
     wait_until(lambda: shop.task(row).last_error == f"{ODD}: 1 of 7")
@@ -428,8 +289,3 @@ def test_r21_retried_for_ever_keeps_the_cap(make_shop: MakeShop, start_worker_he
     wait_until(lambda: shop.task(task_id).last_error is not None)
     assert shop.task(task_id).attempts == 10001
     assert 500 < shop.seconds_until_due(task_id) <= 600
-
-
-def _has_failed(shop: Shop, task_id: int, attempt: int) -> bool:
-    task = shop.task(task_id)
-    return (task.attempts, task.status) == (attempt, "PENDING")
