@@ -1,14 +1,12 @@
-"""R10: every task runs in a transaction of its own, and leaves nothing of it to the next."""
+"""R10: the work of a task and its completion are one transaction."""
 
 from __future__ import annotations
 
 import threading
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from flask_taskengine import RetryPolicy, TaskContext
 from tests.support.shop import Effect, Events, Shop
@@ -16,9 +14,6 @@ from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
 ONCE = RetryPolicy(max_attempts=1)
-
-
-# --- one transaction --------------------------------------------------------------------------------------------------------
 
 
 def test_r10_work_and_completion_commit_together(shop: Shop, run_worker: RunWorker) -> None:
@@ -99,51 +94,6 @@ def test_r10_a_handler_that_fails_warns_of_no_lost_task(shop: Shop, run_worker: 
     assert not [record for record in caplog.records if "are lost" in record.getMessage()]
 
 
-# --- the next task ------------------------------------------------------------------------------------------------------------
-
-
-def test_r10_the_session_is_removed_after_every_task(shop: Shop, run_worker: RunWorker) -> None:
-    """One thread, many tasks: each finds a session of its own, with no transaction and no object of another."""
-    seen: list[tuple[int, bool, int]] = []
-    alive: list[Session] = []  # so that no identity is used again
-
-    @shop.engine.task("look")
-    def look(payload: Any) -> None:
-        session = shop.db.session()
-        seen.append((id(session), session.in_transaction(), len(session.identity_map)))
-        alive.append(session)
-        session.add(Effect(name=f"effect {len(seen)}"))
-        session.flush()
-
-    run_worker(shop, concurrency=1)
-    shop.wait_for_all(shop.enqueue_many(*["look"] * 5))
-    assert len({identity for identity, _, _ in seen}) == 5
-    assert {(used, objects) for _, used, objects in seen} == {(False, 0)}
-
-
-def test_r10_a_poisoned_session_never_reaches_the_next_task(shop: Shop, run_worker: RunWorker) -> None:
-    """A handler that swallows its failed flush fails all the same; the next one in the thread is not affected."""
-
-    @shop.engine.task("poison", retry=ONCE)
-    def poison(payload: Any) -> None:
-        shop.db.session.add_all([Effect(name="same"), Effect(name="same")])
-        with suppress(sa.exc.IntegrityError):
-            shop.db.session.flush()
-
-    @shop.engine.task("write")
-    def write(payload: Any) -> None:
-        shop.db.session.add(Effect(name=payload))
-
-    run_worker(shop, concurrency=1)
-    bad, good = shop.enqueue("poison"), shop.enqueue("write", "good")
-    task = shop.wait_for(bad)
-    assert task.status == "DEAD"
-    assert task.last_error is not None
-    assert "PendingRollbackError" in task.last_error
-    assert shop.wait_for(good).status == "SUCCEEDED"
-    assert shop.effects() == ["good"]
-
-
 def test_r10_a_violation_that_shows_at_the_last_flush(shop: Shop, run_worker: RunWorker) -> None:
     """The failure is the attempt's, with the database's message, and no half of it is kept."""
 
@@ -157,95 +107,6 @@ def test_r10_a_violation_that_shows_at_the_last_flush(shop: Shop, run_worker: Ru
     assert task.last_error is not None
     assert "IntegrityError" in task.last_error
     assert shop.effects() == []
-
-
-# --- handlers that go their own ways ------------------------------------------------------------------------------------------
-
-
-def test_r10_a_handler_that_commits_itself(shop: Shop, run_worker: RunWorker) -> None:
-    """Each of its commits is kept, and the task succeeds, also when nothing is left to be committed at the end."""
-
-    @shop.engine.task("commit")
-    def commit(payload: bool) -> None:
-        shop.db.session.add(Effect(name=f"first {payload}"))
-        shop.db.session.commit()
-        if payload:
-            shop.db.session.add(Effect(name=f"second {payload}"))
-
-    run_worker(shop)
-    for payload in (True, False):
-        assert shop.wait_for(shop.enqueue("commit", payload)).status == "SUCCEEDED"
-    assert shop.effects() == ["first True", "second True", "first False"]
-
-
-def test_r10_a_handler_that_commits_and_then_fails(shop: Shop, run_worker: RunWorker) -> None:
-    """What it has committed stays, what came after is rolled back: at least once for commits of its own."""
-
-    @shop.engine.task("commit", retry=RetryPolicy(max_attempts=2, base_backoff=0))
-    def commit(payload: Any, context: TaskContext) -> None:
-        shop.db.session.add(Effect(name=f"committed {context.attempt}"))
-        shop.db.session.commit()
-        shop.db.session.add(Effect(name=f"lost {context.attempt}"))
-        shop.db.session.flush()
-        raise ValueError
-
-    run_worker(shop)
-    assert shop.wait_for(shop.enqueue("commit")).status == "DEAD"
-    assert shop.effects() == ["committed 1", "committed 2"]
-
-
-@pytest.mark.parametrize("verb", ["close", "remove", "rollback", "expunge_all"])
-def test_r10_a_handler_that_ends_the_session_itself(shop: Shop, run_worker: RunWorker, verb: str) -> None:
-    """Closing, removing or rolling back the session drops what was in it, and the task succeeds: the handler has returned."""
-
-    @shop.engine.task("end")
-    def end(payload: Any) -> None:
-        shop.db.session.add(Effect(name="dropped"))
-        getattr(shop.db.session, verb)()
-
-    run_worker(shop, concurrency=1)
-    shop.wait_for_all(shop.enqueue_many("end", "end"))
-    assert shop.effects() == []
-
-
-def test_r10_a_handler_with_a_session_of_its_own(shop: Shop, run_worker: RunWorker) -> None:
-    """It commits for itself, as anywhere; ``db.session`` is not touched, and the completion is the completer's."""
-
-    @shop.engine.task("own")
-    def own(payload: Any) -> None:
-        with Session(shop.db.engine) as session:
-            session.add(Effect(name="own"))
-            session.commit()
-        with shop.db.engine.begin() as connection:
-            connection.execute(sa.insert(Effect).values(name="core"))
-
-    run_worker(shop)
-    assert shop.wait_for(shop.enqueue("own")).status == "SUCCEEDED"
-    assert shop.effects() == ["own", "core"]
-
-
-def test_r10_a_nested_app_context_has_a_session_of_its_own(shop: Shop, run_worker: RunWorker) -> None:
-    """Popping it removes the inner session, not the handler's: objects stay attached and everything is committed once."""
-
-    @shop.engine.task("nested")
-    def nested(payload: Any) -> None:
-        outer = Effect(name="outer")
-        shop.db.session.add(outer)
-        shop.db.session.flush()
-        first = shop.db.session()
-        if not shop.is_postgresql:
-            shop.db.session.commit()  # One writer at a time.
-        with shop.app.app_context():
-            assert shop.db.session() is not first
-            shop.db.session.add(Effect(name="inner"))
-            shop.db.session.commit()
-        assert shop.db.session() is first
-        assert outer.name == "outer"
-        shop.db.session.add(Effect(name="last"))
-
-    run_worker(shop)
-    assert shop.wait_for(shop.enqueue("nested")).status == "SUCCEEDED"
-    assert sorted(shop.effects()) == ["inner", "last", "outer"]
 
 
 def test_r10_a_savepoint_that_is_left_open(shop: Shop, run_worker: RunWorker) -> None:

@@ -15,7 +15,7 @@ from flask_taskengine.domain.outcome import Ending, Raised, Returned
 from flask_taskengine.engine.failures import failure_from
 from flask_taskengine.runtime.completer import Ended
 from flask_taskengine.runtime.worker import Worker
-from tests.support.shop import Effect, Events, Shop
+from tests.support.shop import Effect, Shop
 from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
@@ -67,85 +67,7 @@ def settled(worker: Worker) -> bool:
     return worker.slots.in_use == 0 and worker.completer.waiting == 0
 
 
-# --- the final commit ---------------------------------------------------------------------------------------------------------
-
-
-def test_r17_a_stolen_task_is_not_completed(shop: Shop, events: Events, run_worker: RunWorker) -> None:
-    """The zombie's work is rolled back, the row stays the thief's, and the loss is said once."""
-    after = write(shop, "zombie")
-    stage = Stage(shop, "work", nothing, after)
-    worker = run_worker(shop)
-    task_id = shop.enqueue("work")
-    assert stage.inside.wait(10)
-    steal(shop, task_id)
-    stage.go_on.set()
-    wait_until(lambda: settled(worker), what="the end")
-    task = shop.task(task_id)
-    assert (task.status, task.claimed_by, task.claims, task.last_error) == ("RUNNING", "thief", 2, None)
-    assert shop.effects() == []
-    assert shop.attempts(task_id) == []
-    assert events.names(task_id)[-1] == "task_lease_lost"
-    assert events.names(task_id).count("task_lease_lost") == 1
-    assert events.of("task_lease_lost")[0]["token"] == 1
-
-
-@pytest.mark.parametrize("end", ["returns", "raises"])
-def test_r17_a_stolen_task_whose_handler_used_no_session(shop: Shop, events: Events, run_worker: RunWorker, end: str) -> None:
-    """The completer is refused too, for a success and for a failure: neither status nor error reaches the row."""
-
-    def fail() -> None:
-        raise ValueError("too late")
-
-    stage = Stage(shop, "work", nothing, fail if end == "raises" else nothing)
-    worker = run_worker(shop)
-    task_id = shop.enqueue("work")
-    assert stage.inside.wait(10)
-    steal(shop, task_id)
-    stage.go_on.set()
-    wait_until(lambda: "task_lease_lost" in events.names(task_id) and settled(worker), what="the loss")
-    task = shop.task(task_id)
-    assert (task.status, task.claimed_by, task.claims, task.last_error) == ("RUNNING", "thief", 2, None)
-    assert shop.attempts(task_id) == []
-
-
-def test_r17_a_task_that_was_deleted_while_it_ran(shop: Shop, events: Events, run_worker: RunWorker) -> None:
-    """A raw DELETE of a RUNNING row kills nothing: the work is rolled back and the worker goes on."""
-    stage = (
-        Stage(shop, "work", write(shop, "orphan"), nothing) if shop.is_postgresql else Stage(shop, "work", nothing, write(shop, "orphan"))
-    )
-    shop.engine.task("next")(lambda payload: None)
-    worker = run_worker(shop, concurrency=1)
-    task_id = shop.enqueue("work")
-    assert stage.inside.wait(10)
-    shop.sql("DELETE FROM taskengine_task")
-    stage.go_on.set()
-    wait_until(lambda: settled(worker), what="the end")
-    assert shop.effects() == []
-    assert events.names(task_id)[-1] == "task_lease_lost"
-    assert shop.wait_for(shop.enqueue("next")).status == "SUCCEEDED"
-
-
 # --- commits of the handler's own -----------------------------------------------------------------------------------------------
-
-
-def test_r17_a_commit_in_the_handler_is_fenced(shop: Shop, run_worker: RunWorker) -> None:
-    """The handler gets LeaseLostError at its own commit, and what it would have committed is gone."""
-
-    def commit() -> None:
-        shop.db.session.add(Effect(name="zombie"))
-        shop.db.session.commit()
-
-    stage = Stage(shop, "work", nothing, commit)
-    worker = run_worker(shop)
-    task_id = shop.enqueue("work")
-    assert stage.inside.wait(10)
-    steal(shop, task_id)
-    stage.go_on.set()
-    assert stage.ended.wait(10)
-    assert isinstance(stage.error, LeaseLostError)
-    wait_until(lambda: settled(worker), what="the end")
-    assert shop.effects() == []
-    assert shop.task(task_id).claimed_by == "thief"
 
 
 def test_r17_a_commit_in_a_nested_app_context_is_fenced(shop: Shop, run_worker: RunWorker) -> None:
