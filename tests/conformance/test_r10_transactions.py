@@ -1,4 +1,4 @@
-"""R10: every task runs in a transaction of its own, and leaves nothing of it to the next."""
+"""R10: the work of a task and its completion are one transaction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
 ONCE = RetryPolicy(max_attempts=1)
-
-
-# --- one transaction --------------------------------------------------------------------------------------------------------
 
 
 def test_r10_work_and_completion_commit_together(shop: Shop, run_worker: RunWorker) -> None:
@@ -97,9 +94,6 @@ def test_r10_a_handler_that_fails_warns_of_no_lost_task(shop: Shop, run_worker: 
     assert not [record for record in caplog.records if "are lost" in record.getMessage()]
 
 
-# --- the next task ------------------------------------------------------------------------------------------------------------
-
-
 def test_r10_a_violation_that_shows_at_the_last_flush(shop: Shop, run_worker: RunWorker) -> None:
     """The failure is the attempt's, with the database's message, and no half of it is kept."""
 
@@ -113,25 +107,6 @@ def test_r10_a_violation_that_shows_at_the_last_flush(shop: Shop, run_worker: Ru
     assert task.last_error is not None
     assert "IntegrityError" in task.last_error
     assert shop.effects() == []
-
-
-# --- handlers that go their own ways ------------------------------------------------------------------------------------------
-
-
-def test_r10_a_handler_that_commits_and_then_fails(shop: Shop, run_worker: RunWorker) -> None:
-    """What it has committed stays, what came after is rolled back: at least once for commits of its own."""
-
-    @shop.engine.task("commit", retry=RetryPolicy(max_attempts=2, base_backoff=0))
-    def commit(payload: Any, context: TaskContext) -> None:
-        shop.db.session.add(Effect(name=f"committed {context.attempt}"))
-        shop.db.session.commit()
-        shop.db.session.add(Effect(name=f"lost {context.attempt}"))
-        shop.db.session.flush()
-        raise ValueError
-
-    run_worker(shop)
-    assert shop.wait_for(shop.enqueue("commit")).status == "DEAD"
-    assert shop.effects() == ["committed 1", "committed 2"]
 
 
 def test_r10_a_savepoint_that_is_left_open(shop: Shop, run_worker: RunWorker) -> None:

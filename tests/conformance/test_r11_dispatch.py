@@ -1,90 +1,23 @@
-"""R2, R6b, R11: a worker runs what is due, through the processor of its type, wherever the row comes from."""
+"""R4, R6b, R11, R14: a worker starts what is due at once and in order, wherever the row comes from, and what that costs."""
 
 from __future__ import annotations
 
+import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
-from flask import current_app, has_request_context
 
-from flask_taskengine import Enqueued, RetryPolicy, TaskContext, TaskProcessor, TaskStatus, current_task
-from flask_taskengine.signals import namespace, task_succeeded
+from flask_taskengine import RetryPolicy, TaskStatus
+from flask_taskengine.signals import task_succeeded
 from tests.support.shop import Effect, Events, Shop, statements_of
 from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
-# --- what a handler gets ----------------------------------------------------------------------------------------------------
-
-
-def test_r02_a_function_runs_with_payload_and_context(shop: Shop, run_worker: RunWorker) -> None:
-    """In an app context of its own, with all that the context promises; ``current_task`` is the same context."""
-    seen: dict[str, Any] = {}
-
-    @shop.engine.task("email.send", timeout=30)
-    def send(payload: Any, context: TaskContext) -> None:
-        seen.update(
-            payload=payload,
-            same=current_task.task_id == context.task_id and current_task.token == context.token,
-            app=current_app.name,
-            request=has_request_context(),
-            context=context,
-            left=(context.deadline or 0) - time.monotonic(),
-        )
-
-    task_id = shop.enqueue("email.send", {"to": "a"}, idempotency_key="k", max_attempts=3)
-    run_worker(shop)
-    task = shop.wait_for(task_id)
-    assert task.status == "SUCCEEDED"
-    context = seen["context"]
-    assert (seen["payload"], seen["same"], seen["app"], seen["request"]) == ({"to": "a"}, True, "host", False)
-    assert (context.task_id, context.type, context.attempt, context.max_attempts) == (task_id, "email.send", 1, 3)
-    assert (context.token, context.idempotency_key, context.enqueued_at) == (task.claims, "k", task.created_at)
-    assert (context.cancelled, context.lease_lost) == (False, False)
-    assert 0 < seen["left"] <= 30
-    with pytest.raises(RuntimeError, match="current_task exists inside a handler only"):
-        current_task.task_id  # noqa: B018 - the access is what raises.
-
-
-def test_r02_processors_of_every_form(shop: Shop, run_worker: RunWorker) -> None:
-    """A function, one that takes no context, one under another decorator, and an object: each gets the tasks of its type alone."""
-    seen: list[tuple[str, Any]] = []
-
-    def loud(function: Callable[[Any], None]) -> Callable[[Any], None]:
-        def wrapper(payload: Any) -> None:
-            seen.append(("loud", payload))
-            function(payload)
-
-        return wrapper
-
-    @shop.engine.task("function")
-    def handle(payload: Any) -> None:
-        seen.append(("function", payload))
-
-    @shop.engine.task("wrapped")
-    @loud
-    def wrapped(payload: Any) -> None:
-        seen.append(("wrapped", payload))
-
-    class Report(TaskProcessor[Any]):
-        type = "object"
-
-        def process(self, payload: Any, context: TaskContext) -> None:
-            seen.append((context.type, payload))
-
-    shop.engine.register(Report())
-    with shop.app.app_context():
-        made: Enqueued = handle.enqueue(1, priority=9)
-        ids = [made.id, *(shop.engine.enqueue(name, n).id for n, name in enumerate(("wrapped", "object"), 2))]
-        shop.db.session.commit()
-    handle("called by hand")
-    run_worker(shop, concurrency=1)
-    shop.wait_for_all(ids)
-    assert seen == [("function", "called by hand"), ("function", 1), ("loud", 2), ("wrapped", 2), ("object", 3)]
+# --- which types ------------------------------------------------------------------------------------------------------------
 
 
 def test_r08_a_type_that_this_node_does_not_know_is_left_to_others(shop: Shop, make_shop: MakeShop, run_worker: RunWorker) -> None:
@@ -167,6 +100,21 @@ def test_r11_wakeup_poll_finds_tasks_without_a_notification(make_shop: MakeShop,
     assert worker.notifier.mode == "poll"
 
 
+def test_r11_a_retried_task_starts_when_its_backoff_is_over(make_shop: MakeShop, run_worker: RunWorker) -> None:
+    """The dispatcher sleeps until then, however long its poll interval is."""
+    shop = make_shop(TASKENGINE_POLL_INTERVAL=60)
+
+    @shop.engine.task("boom", retry=RetryPolicy(max_attempts=3, base_backoff="200ms", multiplier=1, jitter=0))
+    def boom(payload: Any) -> None:
+        raise ValueError
+
+    run_worker(shop)
+    task_id = shop.enqueue("boom")
+    assert shop.wait_for(task_id, timeout=20).attempts == 3
+    for earlier, later in itertools.pairwise(shop.attempts(task_id)):
+        assert later["started_at"] - earlier["started_at"] >= timedelta(milliseconds=200)
+
+
 # --- concurrency ------------------------------------------------------------------------------------------------------------
 
 
@@ -227,34 +175,6 @@ def test_r04_two_workers_share_the_work(shop: Shop, make_shop: MakeShop, run_wor
     assert {task.claims for task in shop.tasks()} == {1}
 
 
-def test_r10_five_hundred_effects_exactly_once(shop: Shop, make_shop: MakeShop, run_worker: RunWorker) -> None:
-    """Two nodes, handlers that fail every few times after they have written: each effect is there once, and no other."""
-    shops = [shop, make_shop()]
-    for one in shops:
-        register_flaky(one)
-    with shop.app.app_context():
-        made = shop.engine.enqueue_many({"type": "write", "payload": n, "max_attempts": 10} for n in range(500))
-        shop.db.session.commit()
-    for one in shops:
-        run_worker(one, concurrency=4)
-    shop.wait_for_all([one.id for one in made], timeout=40)
-    assert sorted(shop.effects()) == sorted(f"effect {n}" for n in range(500))
-    tasks = shop.tasks()
-    assert sum(task.attempts for task in tasks) == 500 + len(shop.sql("SELECT 1 FROM taskengine_attempt"))
-    assert any(task.attempts > 1 for task in tasks)
-
-
-def register_flaky(shop: Shop) -> None:
-    """Register a handler that writes, and then fails in the first attempt of every seventh task."""
-
-    @shop.engine.task("write", retry=RetryPolicy(base_backoff=0))
-    def write(payload: int, context: TaskContext) -> None:
-        shop.db.session.add(Effect(name=f"effect {payload}"))
-        if payload % 7 == 0 and context.attempt == 1:
-            shop.db.session.flush()
-            raise ConnectionError("the other side does not answer")
-
-
 def test_r02_the_pool_can_be_replaced(shop: Shop, run_worker: RunWorker) -> None:
     """Anything with the ``submit`` and ``shutdown`` of an executor of the standard library runs the handlers."""
     pools: list[ThreadPoolExecutor] = []
@@ -307,56 +227,6 @@ def test_r02_a_task_that_uses_the_session_costs_one_more_statement(shop: Shop, r
     assert not [statement for statement in own if "SUCCEEDED" in statement]
 
 
-def test_r26_retention_of_zero_deletes_at_completion(make_shop: MakeShop, run_worker: RunWorker) -> None:
-    """Whether the handler used the session or not: no row and no failed attempt is left, and the key is free."""
-    shop = make_shop(TASKENGINE_RETENTION={"succeeded": 0})
-
-    @shop.engine.task("a", retry=RetryPolicy(base_backoff=0))
-    def handle(payload: bool, context: TaskContext) -> None:
-        if payload:
-            shop.db.session.add(Effect(name=f"effect {context.task_id} {context.attempt}"))
-        if context.attempt == 1:
-            raise ValueError("once more")
-
-    run_worker(shop)
-    for uses_session in (True, False):
-        shop.enqueue("a", uses_session, idempotency_key="k")
-        wait_until(lambda: not shop.tasks(), what="the row to go")
-    assert shop.sql("SELECT count(*) FROM taskengine_attempt")[0][0] == 0
-    assert len(shop.effects()) == 1
-
-
-def test_r02_results_are_kept_where_asked(shop: Shop, run_worker: RunWorker) -> None:
-    """``store_result``: what the handler returns stands in the row, whether it used the session or not; else it is dropped."""
-    shop.engine.task("plain", store_result=True)(lambda payload: {"sum": [payload, "é"]})
-    shop.engine.task("dropped")(lambda payload: "nothing")
-
-    @shop.engine.task("session", store_result=True)
-    def in_session(payload: Any) -> int:
-        return int(shop.db.session.execute(sa.text("SELECT 42")).scalar_one())
-
-    ids = [shop.enqueue(name, 7) for name in ("plain", "session", "dropped")]
-    run_worker(shop)
-    assert [shop.wait_for(task_id).result for task_id in ids] == [{"sum": [7, "é"]}, 42, None]
-
-
-def test_r02_a_result_that_can_not_be_stored_is_a_failure(shop: Shop, run_worker: RunWorker) -> None:
-    """It names the place; what the handler has written is rolled back."""
-
-    @shop.engine.task("bad", store_result=True)
-    def bad(payload: Any) -> Any:
-        shop.db.session.add(Effect(name="lost"))
-        return {"a": [object()]}
-
-    task_id = shop.enqueue("bad", max_attempts=1)
-    run_worker(shop)
-    task = shop.wait_for(task_id)
-    assert task.status == "DEAD"
-    assert task.last_error is not None
-    assert "result" in task.last_error
-    assert shop.effects() == []
-
-
 # --- events -----------------------------------------------------------------------------------------------------------------
 
 
@@ -390,18 +260,3 @@ def test_events_are_sent_after_the_commit(shop: Shop, run_worker: RunWorker) -> 
         shop.wait_for_all(shop.enqueue_many("plain", "session"))
         wait_until(lambda: len(seen) == 2, what="both events")
     assert seen == ["SUCCEEDED"] * 2
-
-
-def test_r02_a_receiver_that_raises_disturbs_nothing(shop: Shop, run_worker: RunWorker, caplog: pytest.LogCaptureFixture) -> None:
-    """A broken receiver of every signal: tasks run all the same."""
-
-    def broken(_: object, **fields: object) -> None:
-        raise ValueError("I am broken")
-
-    for signal in namespace.values():
-        signal.connect(broken, sender=shop.engine)
-    shop.engine.task("a")(lambda payload: None)
-    run_worker(shop)
-    shop.wait_for_all(shop.enqueue_many("a", "a", "a"))
-    for signal in namespace.values():
-        signal.disconnect(broken, sender=shop.engine)
