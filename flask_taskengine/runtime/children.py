@@ -18,6 +18,8 @@ HANGS_AFTER = 3.0
 """Seconds without a sign of life, and seconds past a handler's deadline, after which a process counts as hanging."""
 _BLIND_AFTER = 2.5
 """Seconds between two looks after which the supervisor itself was asleep, so that a child's silence proves nothing."""
+_BORN_WITHIN = 60.0
+"""Seconds within which a process that was forked must show its first sign of life."""
 _LIVED = 30.0
 """Seconds of life after which a process that dies is replaced without a wait."""
 
@@ -65,14 +67,18 @@ class Child:
             left.append(message)
         return left
 
-    def hangs(self, now: float) -> bool:
-        """Say whether it shows no sign of life although a handler's deadline has passed; to be asked every second."""
+    def hangs(self, now: float) -> str | None:
+        """Return how it hangs, if it shows no sign of life and should; to be asked every second."""
         tick = self.vitals.tick.value
         if tick != self._tick or now - self._looked > _BLIND_AFTER:
             self._tick, self._ticked = tick, now
         self._looked = now
-        deadline = self.vitals.deadline.value
-        return 0 < deadline < now - HANGS_AFTER and now - self._ticked > HANGS_AFTER
+        silent, deadline = now - self._ticked, self.vitals.deadline.value
+        if silent > HANGS_AFTER and 0 < deadline < now - HANGS_AFTER:
+            return "was killed for overrunning its deadline: no other thread could run, so nothing else could end it"
+        if tick == 0 and silent > _BORN_WITHIN:
+            return f"was killed because it had not begun to work within {_BORN_WITHIN:g} s"
+        return None
 
     def kill(self, why: str) -> None:
         """End it at once."""

@@ -36,10 +36,14 @@ class ForeignTypes:
         self._line.close()
 
     def _run_once(self) -> float:
-        with self._line.statement() as connection:
-            waiting = self._database.dialect.pending_types(connection)
-            unknown = waiting.keys() - self._dispatcher.types()
-            known = self._known(nodes.alive(connection, self._database.tables, self._lease)) if unknown or self._seen else frozenset()
+        try:
+            with self._line.statement() as connection:
+                waiting = self._database.dialect.pending_types(connection)
+                unknown = waiting.keys() - self._dispatcher.types()
+                known = self._known(nodes.alive(connection, self._database.tables, self._lease)) if unknown or self._seen else frozenset()
+        finally:
+            # As the reaper: not kept from one round to the next.
+            self._line.close()
         now = time.monotonic()
         overdue = {task_type for task_type in unknown if waiting[task_type] <= -self._grace}
         waits_on = waiting.keys() & self._seen.keys()

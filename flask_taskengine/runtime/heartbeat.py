@@ -41,7 +41,7 @@ class Steadiness:
         self._last = now
 
     def end(self) -> None:
-        """Note a beat that has failed, or that there is nobody to beat for."""
+        """Note a beat that has failed."""
         self._last = None
         self._since.value = 0.0
 
@@ -92,21 +92,19 @@ class Heartbeat:
             self._line.close()
         return ended
 
-    def _run_once(self) -> float | None:
+    def _run_once(self) -> float:
         began = time.monotonic()
         with self._lock:
             names = sorted(self._names)
-        if not names:
-            self._steadiness.end()
-            return None
         try:
             with self._line.statement(self._deadline) as connection:
-                beaten = nodes.beat(connection, self._database.tables, names)
+                beaten = nodes.beat(connection, self._database.tables, names) if names else {}
+                # Also without a node: a child that is replaced all the time must not keep the reaper from its work.
+                now = max(beaten.values()) if beaten else nodes.now(connection)
         except BaseException:
             self._steadiness.end()
             raise
-        if beaten:
-            self._steadiness.note(max(beaten.values()))
+        self._steadiness.note(now)
         for name in names:
             if name not in beaten and self.remove(name):
                 self._lost(name)

@@ -75,6 +75,8 @@ class Membership:
         try:
             with self._line.statement() as connection:
                 nodes.register(connection, self._database.tables, self._row(name))
+            # Needed again only when the node is lost or leaves.
+            self._line.close()
         except BaseException:
             # Whether the row was written is not known: the next try takes another name.
             self.id = self._new_id()

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +50,27 @@ class Plan:
     executor_factory: Callable[[int], Any] | None = None
 
 
-def become_child(host: Host, plan: Plan, channel: Channel, vitals: Vitals, steadiness: Steadiness, supervisor: int) -> NoReturn:
-    """Run a child to its end, right after the fork; never returns into the code that forked."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What a child is given by its supervisor."""
+
+    channel: Channel
+    vitals: Vitals
+    steadiness: Steadiness
+    supervisor: int
+    """The process id of the one that forks."""
+
+
+def become_child(host: Host, plan: Plan, birth: Birth, disown: Iterable[Callable[[], None]]) -> NoReturn:
+    """Run a child to its end, right after the fork; never returns into the code that forked.
+
+    Args:
+        disown: close what belongs to the supervisor alone.
+    """
     code = 1
     try:
+        for close in disown:
+            close()
         inbox = Inbox(signal.SIGTERM)
         inbox.install()
         # Ctrl-C reaches the whole group: the supervisor decides what it means. A handler, since SIG_IGN would be inherited by
@@ -61,12 +78,12 @@ def become_child(host: Host, plan: Plan, channel: Channel, vitals: Vitals, stead
         signal.signal(signal.SIGINT, lambda number, frame: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_AT_FORK)
-        if not signal_when_parent_dies(signal.SIGTERM, supervisor):
+        if not signal_when_parent_dies(signal.SIGTERM, birth.supervisor):
             os.kill(os.getpid(), signal.SIGTERM)
         forget_connections(host)
         # Before the first thread.
-        isolation = start_isolation(host, plan.options.types, (channel, inbox))
-        code = _Process(host, plan, channel, vitals, steadiness, inbox, isolation).run()
+        isolation = start_isolation(host, plan.options.types, (birth.channel, inbox))
+        code = _Process(host, plan, birth, inbox, isolation).run()
     except BaseException:
         _logger.exception("the worker process %d failed", os.getpid())
     finally:
@@ -76,29 +93,20 @@ def become_child(host: Host, plan: Plan, channel: Channel, vitals: Vitals, stead
 class _Process:
     """The main thread of a child: it only listens, all work is done by the worker's threads."""
 
-    def __init__(
-        self,
-        host: Host,
-        plan: Plan,
-        channel: Channel,
-        vitals: Vitals,
-        steadiness: Steadiness,
-        inbox: Inbox,
-        isolation: Isolation | None,
-    ) -> None:
+    def __init__(self, host: Host, plan: Plan, birth: Birth, inbox: Inbox, isolation: Isolation | None) -> None:
         self._plan = plan
         self._isolation = isolation
         self._patience = host.settings.shutdown_timeout
-        self._channel = channel
-        self._vitals = vitals
+        self._channel = birth.channel
+        self._vitals = birth.vitals
         self._inbox = inbox
         self._worker = Worker(
             host,
             plan.options,
-            lambda node: channel.send(joined=node),
+            lambda node: self._channel.send(joined=node),
             plan.executor_factory,
-            left=lambda node: channel.send(left=node),
-            steadiness=steadiness,
+            left=lambda node: self._channel.send(left=node),
+            steadiness=birth.steadiness,
             isolation=isolation,
         )
         if isolation is not None:

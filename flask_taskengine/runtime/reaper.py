@@ -46,6 +46,15 @@ class Reaper:
         self._line.close()
 
     def _run_once(self) -> float:
+        try:
+            self._reap()
+        finally:
+            # Not kept from one round to the next: a connection is worth more than the time to open one.
+            self._line.close()
+        # Jittered, so that not all workers look at once.
+        return self._lease / 4 * random.uniform(0.75, 1.25)
+
+    def _reap(self) -> None:
         if self._may_act():
             with self._line.statement() as connection:
                 silent = tasks.orphaned_nodes(connection, self._database.tables, self._lease)
@@ -54,8 +63,6 @@ class Reaper:
             for node in silent:
                 take_back(self._database, self._line, self._completer, node, f"node {node} {why}", self._lease)
             self._forget()
-        # Jittered, so that not all workers look at once.
-        return self._lease / 4 * random.uniform(0.75, 1.25)
 
     def _may_act(self) -> bool:
         since = self._steadiness.since

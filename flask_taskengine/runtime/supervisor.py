@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import Any
 
+from .birth import fork_child, prepare_to_fork
 from .caretaker import Caretaker
 from .channel import Channel
-from .children import Child, Place, Vitals
+from .children import Child, Place
 from .host import Host
 from .inbox import STOPPING, Inbox
-from .process import HELD_AT_FORK, Plan, become_child
+from .process import Plan
 
 STOP_MARGIN = 20.0
 """Seconds beyond ``SHUTDOWN_TIMEOUT`` that a child has to record and to leave before it is killed."""
 _LOOK = 1.0
-_FORK_WITHIN = 5.0
+_FORK_WITHIN = 1.0
+_NO_FORK = 5.0
+"""Seconds until the next try where the system has no room for another process."""
 _TAKE_BACK_WITHIN = 5.0
 
 _logger = logging.getLogger("flask_taskengine")
@@ -93,31 +93,19 @@ class Supervisor:
             for place in due:
                 place.due = now + 1.0
             return
-        _await_single_thread()
-        self._let_go_of_connections()
+        prepare_to_fork(self._host)
         for place in due:
-            place.child = self._fork()
+            try:
+                place.child = self._fork()
+            except OSError as error:
+                _logger.error("no process can be started, trying again in %g s: %s", _NO_FORK, error)  # noqa: TRY400 - no fault of the code
+                place.due = now + _NO_FORK
         self._caretaker.start()
 
     def _fork(self) -> Child:
-        ours, theirs = Channel.pair()
-        vitals = Vitals()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        # What exists now is never looked at by the collector, so that its pages stay shared.
-        gc.collect()
-        gc.freeze()
-        supervisor = os.getpid()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_AT_FORK)
-        pid = os.fork()
-        if pid == 0:
-            ours.close()
-            self._disown()
-            become_child(self._host, self._plan, theirs, vitals, self._caretaker.steadiness, supervisor)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-        child = self._children[pid] = Child(pid, ours, vitals)
-        self._selector.register(ours, selectors.EVENT_READ, child)
+        child = fork_child(self._host, self._plan, self._caretaker.steadiness, self._disown)
+        self._children[child.pid] = child
+        self._selector.register(child.channel, selectors.EVENT_READ, child)
         return child
 
     def _disown(self) -> None:
@@ -126,12 +114,6 @@ class Supervisor:
         self._inbox.close()
         for child in self._children.values():
             child.close()
-
-    def _let_go_of_connections(self) -> None:
-        """Close what the app has connected while it was made: no connection is shared with a child."""
-        with self._host.app.app_context():
-            for engine in self._host.database().engines.values():
-                engine.dispose()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -176,11 +158,9 @@ class Supervisor:
 
     def _look(self, now: float) -> None:
         for child in self._children.values():
-            if child.hangs(now):
-                _logger.error("process %d hangs past the deadline of a task: it is killed", child.pid)
-                child.kill("was killed for overrunning its deadline: no other thread could run, so nothing else could end it")
+            if (how := child.hangs(now)) is not None:
+                child.kill(how)
             elif self._signals and now >= self._kill_at:
-                _logger.error("process %d does not stop in time: it is killed", child.pid)
                 child.kill("did not stop in time and was killed")
 
     # --- death --------------------------------------------------------------------------------------------------------
@@ -259,15 +239,3 @@ class Supervisor:
         self._selector.close()
         _logger.info("the worker has ended")
         return self._code
-
-
-def _await_single_thread() -> None:
-    """Wait until threads that have ended are gone from the operating system's view, too: Python warns of a fork beside them."""
-    end = time.monotonic() + 1.0
-    while time.monotonic() < end:
-        try:
-            if len(list(Path("/proc/self/task").iterdir())) == 1:
-                return
-        except OSError:
-            return
-        time.sleep(0.001)

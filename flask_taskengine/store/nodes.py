@@ -30,6 +30,12 @@ def beat(connection: sa.Connection, tables: Tables, nodes: Sequence[str]) -> dic
     return {node: at for node, at in connection.execute(beaten)}
 
 
+def now(connection: sa.Connection) -> datetime:
+    """Read the database's clock."""
+    moment: datetime = connection.execute(sa.select(db_now())).scalar_one()
+    return moment
+
+
 def heard(connection: sa.Connection, tables: Tables, node: str, since: datetime) -> tuple[float, float] | None:
     """Read the seconds from a node's last beat to now, and from ``since`` to now; None where its lease is lost."""
     n = tables.node.c
