@@ -83,11 +83,14 @@ class Line:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._connection: sa.Connection | None = None
+        self._begins_each = False
 
     @contextmanager
     def statement(self, deadline: float = STATEMENT_DEADLINE) -> Iterator[sa.Connection]:
         """Give the connection for single statements that each commit for themselves."""
         with self._guarded(deadline) as connection:
+            if self._begins_each:
+                connection.exec_driver_sql(self._database.dialect.begin)
             yield connection
             connection.commit()
 
@@ -111,13 +114,15 @@ class Line:
 
     @contextmanager
     def _guarded(self, deadline: float) -> Iterator[sa.Connection]:
-        connection = self._connection
-        if connection is None:
-            # Autocommit, so that a single statement is a single round trip; transactions begin by their own words.
-            connection = self._connection = self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        fresh = self._connection is None
+        # Autocommit, so that a single statement is a single round trip; transactions begin by their own words.
+        connection = self._connection or self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        self._connection = connection
         driver = connection.connection.driver_connection
         with self._database.watchdog.limit(deadline, lambda: self._give_up(driver)):
             try:
+                if fresh:
+                    self._begins_each = self._database.dialect.isolates_single_statements(connection)
                 yield connection
             except BaseException:
                 self.close()

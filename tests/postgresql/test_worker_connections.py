@@ -85,10 +85,10 @@ def test_r04_strict_isolation_of_the_host_does_not_disturb_the_worker(
     make_shop: MakeShop, run_worker: RunWorker, caplog: pytest.LogCaptureFixture, level: str, by: str
 ) -> None:
     """Two nodes that contend for the same rows in a host whose every transaction is strict: each task once, and no error of the loops."""
-    options = {"isolation_level": level} if by == "engine" else {"connect_args": {"options": f"-c default_transaction_isolation='{level}'"}}
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level} if by == "engine" else {})
     if by == "server":
-        options = {"connect_args": {"options": "-c default_transaction_isolation=" + level.lower().replace(" ", "\\ ")}}
-    shops = [make_shop(SQLALCHEMY_ENGINE_OPTIONS=options) for _ in range(2)]
+        shop.sql(f"ALTER DATABASE \"{shop.outside.url.database}\" SET default_transaction_isolation TO '{level.lower()}'")
+    shops = [shop, make_shop(SQLALCHEMY_ENGINE_OPTIONS={"isolation_level": level} if by == "engine" else {})]
     seen: list[str] = []
     for one in shops:
 

@@ -137,7 +137,9 @@ def _now() -> sa.ColumnElement[Any]:
 @contextmanager
 def open_shop(make_app: MakeApp, url: str, **config: Any) -> Iterator[Shop]:
     """Make a host with the table of effects on a database that has the engine's schema."""
-    outside = sa.create_engine(url, poolclass=sa.NullPool)
+    # Whatever the database's default is: a test looks again and again, and wants to see what is committed.
+    options = {"isolation_level": "READ COMMITTED"} if url.startswith("postgresql") else {}
+    outside = sa.create_engine(url, poolclass=sa.NullPool, **options)
     Base.metadata.create_all(outside)
     app, db, engine = make_app(url, **config)
     yield Shop(app, db, engine, outside)

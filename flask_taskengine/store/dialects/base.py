@@ -116,6 +116,10 @@ class Dialect(ABC):
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:  # noqa: B027 - most databases need nothing
         """Set up the host's own engine, before it connects; ``tune`` is the setting ``SQLITE_PRAGMAS``."""
 
+    def isolates_single_statements(self, connection: sa.Connection) -> bool:
+        """Say whether the server isolates a statement that commits for itself more strictly than the engine's statements are made for."""
+        return False
+
     def require_shared(self, url: sa.URL) -> None:  # noqa: B027 - a server is shared by its nature
         """Make sure that another process can see the database.
 

@@ -217,6 +217,11 @@ class PostgreSQL(Dialect):
     def listener(self, engine: sa.Engine, url: str | None) -> Listener:
         return PostgreSQLListener(engine, url, self.tables.names.channel)
 
+    def isolates_single_statements(self, connection: sa.Connection) -> bool:
+        # Not changed for the session: behind a pooler that would be another client's session next.
+        level: str = connection.exec_driver_sql("SHOW default_transaction_isolation").scalar_one()
+        return level != "read committed"
+
     def cancel_statement(self, driver: Any) -> None:
         try:
             driver.cancel_safe(timeout=_CANCEL_TIMEOUT)
