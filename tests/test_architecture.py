@@ -21,6 +21,7 @@ PUBLIC_NAMES = {
     "ConfigError",
     "DuplicateTypeError",
     "Enqueued",
+    "Explanation",
     "InvalidArgument",
     "KeyBusyError",
     "LeaseLostError",

@@ -13,7 +13,9 @@ from .command import answer, command, current_host, json_option, task_id_argumen
 @task_id_argument
 @json_option
 def why(task_id: int, as_json: bool) -> None:
-    """Say why a task does not run, or what state it is in.
+    """Say why a task does not run.
+
+    Of one that runs or has ended it says how. All times are the database's.
 
     Example: flask taskengine why 4711
     """

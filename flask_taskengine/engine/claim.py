@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from ..domain.task import Claimed
 from ..store import nodes, tasks
 from ..store.dialects.base import Dialect
+from ..store.lowwater import LowWater
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ def within_cluster(connection: sa.Connection, dialect: Dialect, rooms: Rooms) ->
 
 
 def claim_limited(
-    connection: sa.Connection, dialect: Dialect, node: str, rooms: Rooms, limited: Collection[str], most: int
+    connection: sa.Connection, dialect: Dialect, node: str, rooms: Rooms, limited: Collection[str], most: int, low_water: LowWater | None
 ) -> tuple[list[Claimed], Rooms]:
     """Claim within the cluster-wide limits, in a transaction of the caller's that holds the limits' lock until it ends."""
     dialect.lock_limits(connection, [t for t in limited if t in rooms.open])
     rooms = within_cluster(connection, dialect, rooms)
-    return (dialect.claim(connection, node, rooms.open, most) if rooms.open else []), rooms
+    return (dialect.claim(connection, node, rooms.open, most, low_water) if rooms.open else []), rooms

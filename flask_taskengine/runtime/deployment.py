@@ -11,10 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..domain.durations import spoken
+from ..domain.durations import roughly, spoken
 from ..domain.errors import ConfigError
 from ..engine.presentation import first_line
-from ..store import migrations, nodes
+from ..store import health, migrations, nodes
 from ..store.clock import db_now
 from ..store.dialects.base import Dialect
 from .host import Host
@@ -57,6 +57,7 @@ def check(host: Host) -> list[Finding]:
             found += faults
             if all(finding.level is Level.OK for finding in faults):
                 found += _work(connection, host, dialect)
+                found += _health(connection, dialect)
     except ConfigError as error:
         return [*found, *(_sentence(Level.ERROR, "database", fault) for fault in error.faults)]
     except sa.exc.DBAPIError as error:
@@ -145,6 +146,20 @@ def _workers(alive: list[Mapping[str, Any]], due: list[str]) -> Finding:
     if due:
         return Finding(Level.ERROR, "workers", f"no worker is alive, and tasks are due: {', '.join(due)}", "run `flask taskengine worker`")
     return Finding(Level.WARNING, "workers", "no worker is alive", "run `flask taskengine worker`")
+
+
+def _health(connection: sa.Connection, dialect: Dialect) -> Iterator[Finding]:
+    figures = health.health_figures(connection, dialect)
+    doubts = health.warnings(figures)
+    yield from (_sentence(Level.WARNING, "health", doubt) for doubt in doubts)
+    if doubts:
+        return
+    vitals, oldest = figures.vitals, figures.vitals.oldest_transaction
+    told = [f"oldest due task {roughly(figures.oldest_due)}"]
+    told += [f"{vitals.dead_rows:,} dead rows"] if vitals.dead_rows is not None else []
+    told += [f"oldest open transaction {roughly(oldest.age)}"] if oldest is not None and oldest.age is not None else []
+    told += [f"notification queue {vitals.notify_queue_usage:.0%} full"] if vitals.notify_queue_usage is not None else []
+    yield Finding(Level.OK, "health", ", ".join(told))
 
 
 def _wake_ups(engine: sa.Engine, host: Host, dialect: Dialect) -> Finding:

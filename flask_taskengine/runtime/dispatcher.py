@@ -11,6 +11,7 @@ from ..domain.limits import Limits
 from ..domain.task import Claimed
 from ..engine.claim import Rooms, claim_limited, rooms_here, within_cluster
 from ..signals import task_claimed
+from ..store.lowwater import LowWater
 from .database import Database
 from .events import facts, tell
 from .loop import Loop
@@ -43,6 +44,8 @@ class Dispatcher:
         self.limits = {t: limit.in_force for t, limit in limits.items() if limit.in_force}
         """All limits of this node, which it writes into its row."""
         self.node = ""
+        self._low_water = LowWater()
+        self.last_claim = time.monotonic()
         self.foreign: frozenset[str] = frozenset()
         """Types that no live node knows: claimed so that their tasks end."""
         self.holding = threading.Event()
@@ -86,6 +89,10 @@ class Dispatcher:
         known = frozenset(self._host.registry.types())
         return known if self._only is None else known & self._only
 
+    def rooms(self, free: int) -> Rooms:
+        """Return what could be claimed for so many free slots, as far as this node alone can say."""
+        return rooms_here(self.types() | self.foreign, free, self._per_node, self._slots.running)
+
     def _limits(self, task_type: str) -> Limits:
         processor = self._host.registry.get(task_type)
         return self._host.settings.limits(task_type, processor.limits if processor else None)
@@ -99,7 +106,7 @@ class Dispatcher:
             return None
         if (linger := self._linger(free)) > 0:
             return linger
-        rooms = rooms_here(self.types() | self.foreign, free, self._per_node, self._slots.running)
+        rooms = self.rooms(free)
         quiet = self._slots.in_use == 0 and self.recorded()
         if not rooms.open:
             if quiet:
@@ -111,6 +118,7 @@ class Dispatcher:
         claimed, rooms = self._claim(rooms, free)
         if claimed:
             self._contended = 0
+            self.last_claim = time.monotonic()
         for task in claimed:
             tell(task_claimed, self._host.sender, **facts(task, self.node))
             self._start(task)
@@ -130,9 +138,9 @@ class Dispatcher:
     def _claim(self, rooms: Rooms, free: int) -> tuple[list[Claimed], Rooms]:
         if not self.cluster_limits:
             with self._line.statement() as connection:
-                return self._database.dialect.claim(connection, self.node, rooms.open, free), rooms
+                return self._database.dialect.claim(connection, self.node, rooms.open, free, self._low_water), rooms
         with self._line.transaction() as connection:
-            return claim_limited(connection, self._database.dialect, self.node, rooms, self.cluster_limits, free)
+            return claim_limited(connection, self._database.dialect, self.node, rooms, self.cluster_limits, free, self._low_water)
 
     def _has_room_again(self, rooms: Rooms) -> bool:
         """Look, by the cheapest statements, whether a type that was at its cluster-wide limit has room."""
@@ -143,8 +151,10 @@ class Dispatcher:
     def _sleep(self, rooms: Rooms, quiet: bool) -> float:
         """Return for how long nothing can be due that this node could take."""
         with self._line.statement() as connection:
-            due = self._database.dialect.seconds_to_due(connection, [*rooms.open, *rooms.saturated])
+            due = self._database.dialect.seconds_to_due(connection, [*rooms.open, *rooms.saturated], self._low_water)
         waits = [self._host.settings.poll_interval]
+        if (everywhere_in := self._low_water.everywhere_in()) > 0:
+            waits.append(everywhere_in)
         waits += [wait for wait in due.values() if wait > 0]
         overdue = {task_type for task_type, wait in due.items() if wait <= 0}
         if overdue & rooms.open.keys():
@@ -155,7 +165,7 @@ class Dispatcher:
         self._full_at = overdue & rooms.saturated & self.cluster_limits.keys()
         self._types_wanted = frozenset(overdue & rooms.saturated)
         self._slot_wanted = self.draining
-        if quiet and not overdue:
+        if quiet and not overdue and everywhere_in == 0:
             self.drained.set()
         sleep = min(waits)
         self._next_full_round = time.monotonic() + sleep

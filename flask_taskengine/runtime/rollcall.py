@@ -26,6 +26,7 @@ class RollCall:
         self._interval = interval
         self._line = database.line()
         self._missed_since: dict[tuple[int, int], float] = {}
+        self._next_call = 0.0
         self._loop = Loop("roll call", self._run_once)
         self.node = ""
 
@@ -42,9 +43,13 @@ class RollCall:
         self._line.close()
 
     def _run_once(self) -> float:
+        now = time.monotonic()
+        if now < self._next_call:
+            self._look_for_cancels()
+            return self._next_call - now
         with self._line.statement() as connection:
             rows = tasks.running_on(connection, self._database.tables, self.node)
-        now = time.monotonic()
+        self._next_call = now + self._interval
         missed = {}
         for task_id, claims, cancel_requested in rows:
             if not self._knows(task_id, claims):
@@ -56,6 +61,14 @@ class RollCall:
             if now - since >= self._interval:
                 self._release(task_id, claims)
         return self._interval
+
+    def _look_for_cancels(self) -> None:
+        """Ask for what runs here by its ids: every wake-up comes here, so it must cost little."""
+        if running := [run.task.id for run in self._executor.runs()]:
+            with self._line.statement() as connection:
+                asked_for = tasks.cancels_asked_for(connection, self._database.tables, running)
+            for task_id, claims in asked_for:
+                self._executor.cancel(task_id, claims)
 
     def _knows(self, task_id: int, claims: int) -> bool:
         return self._executor.runs_task(task_id, claims) or self._completer.holds(task_id, claims)

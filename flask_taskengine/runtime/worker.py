@@ -15,6 +15,7 @@ from .database import Database
 from .dispatcher import Dispatcher
 from .executor import Executor
 from .foreign import ForeignTypes
+from .healthwatch import HealthWatch
 from .heartbeat import Heartbeat, Steadiness
 from .host import Host
 from .isolation import Isolation, can_not_isolate, isolated_types
@@ -103,6 +104,7 @@ class Worker:
         self.reaper = Reaper(self.database, self.completer, self._steadiness)
         self.foreign = ForeignTypes(self.database, self.dispatcher)
         self.pruner = Pruner(self.database, host.settings, lambda: self.dispatcher.node)
+        self.health = HealthWatch(self.database, lambda: self.dispatcher.rooms(self.slots.free), lambda: self.dispatcher.last_claim)
         self.membership = Membership(
             self.database,
             label=options.label,
@@ -120,7 +122,7 @@ class Worker:
         self.watchdog.start()
         self.completer.start()
         self.membership.start()
-        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign, self.pruner):
+        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign, self.pruner, self.health):
             part.start()
 
     def beat_itself(self) -> None:
@@ -175,7 +177,7 @@ class Worker:
         if self._isolation is not None:
             self._isolation.stop()
         recorded = self.completer.stop(_RECORD_WITHIN)
-        for part in (self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
+        for part in (self.health, self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
             part.stop()
         if recorded:
             self._leave()

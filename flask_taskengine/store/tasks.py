@@ -223,6 +223,13 @@ def running_on(connection: sa.Connection, tables: Tables, node: str) -> list[tup
     return [(row[0], row[1], bool(row[2])) for row in connection.execute(statement)]
 
 
+def cancels_asked_for(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> list[tuple[int, int]]:
+    """Read (id, claims) of those of these tasks that run and are asked to end."""
+    c = tables.task.c
+    statement = sa.select(c.id, c.claims).where(c.id.in_(ids), c.status == TaskStatus.RUNNING.value, c.cancel_requested_at.is_not(None))
+    return [(row[0], row[1]) for row in connection.execute(statement)]
+
+
 def claimed(connection: sa.Connection, tables: Tables, task_id: int, claims: int) -> Claimed | None:
     """Read a RUNNING task as its claim handed it out; None where that claim does not hold any more."""
     c = tables.task.c

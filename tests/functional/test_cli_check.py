@@ -67,7 +67,9 @@ def test_a_sound_deployment_passes(make_app: MakeApp, database_url: str) -> None
     join(host, "note")
     code, found = check(host, "--strict")
     assert code == 0
-    assert levels(found) == {about: ["ok"] for about in ("settings", "pool", "database", "clock", "schema", "workers", "wake-ups")}
+    assert levels(found) == {
+        about: ["ok"] for about in ("settings", "pool", "database", "clock", "schema", "workers", "health", "wake-ups")
+    }
 
 
 def test_a_database_that_was_not_migrated(make_app: MakeApp, empty_database_url: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Protocol
 import sqlalchemy as sa
 
 from ...domain.task import Claimed, NewTask, Task
+from ..lowwater import LowWater
 from ..retention import Batch, Removed, remove_in_steps
 from ..tables import Names, Tables
+from ..vitals import Depth, Vitals, counted_depth
 
 MOST_STEPS = 1000
 """Priorities that are looked at where tasks before another are counted."""
@@ -78,12 +80,15 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+    def claim(
+        self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int, low_water: LowWater | None = None
+    ) -> list[Claimed]:
         """Claim due tasks for a node, in the order in which they are to start.
 
         Args:
             rooms: for each type that may be claimed, how many of it.
             most: how many in all.
+            low_water: where to begin, for a database whose index keeps what is dead; it takes note of the claim.
         """
 
     @abstractmethod
@@ -98,8 +103,13 @@ class Dialect(ABC):
         """
 
     @abstractmethod
-    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
-        """Return for each type with PENDING tasks the seconds until its earliest is due, negative where it is overdue; no paused ones."""
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str], low_water: LowWater | None = None) -> dict[str, float]:
+        """Return for each type with PENDING tasks the seconds until its earliest is due, negative where it is overdue; no paused ones.
+
+        Args:
+            types: those to look for.
+            low_water: where to begin, as in a claim; what stands below is then not seen.
+        """
 
     @abstractmethod
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
@@ -108,6 +118,14 @@ class Dialect(ABC):
     @abstractmethod
     def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
         """Count the due tasks of these types that are claimed before a PENDING task; at most ``most``."""
+
+    def depth(self, connection: sa.Connection) -> Depth:
+        """Count the tasks of each status, or estimate where there are very many."""
+        return counted_depth(connection, self.tables)
+
+    def vitals(self, connection: sa.Connection) -> Vitals:
+        """Read what the database knows of its own health; needs no special right, and says less without it."""
+        return Vitals()
 
     def prune(self, connection: sa.Connection, batch: Batch) -> Removed:
         """Remove tasks that have ended, but none that another transaction has locked; in the caller's transaction."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
@@ -15,12 +16,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask, Task
+from ..lowwater import LowWater
 from ..retention import Batch, Removed
 from ..tables import Names
 from ..types import read_json
+from ..vitals import Depth, Vitals
 from . import base
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
-from .postgresql_insight import AHEAD
+from .postgresql_claim import DUE, DUE_IN_LANES, claim_statement, lane_parameters
+from .postgresql_insight import AHEAD, depth, vitals
 from .postgresql_listen import PostgreSQLListener
 from .postgresql_retention import prune, prune_statement
 
@@ -67,7 +71,6 @@ class PostgreSQL(Dialect):
             f"UPDATE {self.task} SET status = 'SUCCEEDED', finished_at = statement_timestamp(), updated_at = statement_timestamp(),"
             " result = %s::jsonb WHERE id = %s AND claims = %s AND status = 'RUNNING' AND cancel_requested_at IS NULL"
         )
-        self._claims: dict[tuple[int, bool], str] = {}
 
     @staticmethod
     def sqlalchemy_dialect() -> sa.Dialect:
@@ -126,24 +129,24 @@ class PostgreSQL(Dialect):
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 
-    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
-        parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most}
-        statement = self._claim_statement(most, ranked=sum(min(room, most) for room in rooms.values()) > most)
+    def claim(
+        self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int, low_water: LowWater | None = None
+    ) -> list[Claimed]:
+        lanes = {} if low_water is None else low_water.lanes(rooms)
+        # Only where the types compete for places are they ranked first.
+        ranked = sum(min(room, most) for room in rooms.values()) > most
+        statement = claim_statement(self.task, self.node, self.type, most, ranked=ranked, in_lanes=bool(lanes))
+        parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most, **lane_parameters(lanes)}
         rows = connection.exec_driver_sql(statement, parameters).all()
-        claimed = [Claimed(*(read_json(value) if i in _JSON_PLACES else value for i, value in enumerate(row))) for row in rows]
+        claimed = [_claimed(row[:-2]) for row in rows]
         claimed.sort(key=lambda task: (-task.priority, task.available_at, task.id))
+        if low_water is not None:
+            # What was ranked last may have got no place though it is due, and without a row it is not known whether.
+            complete = not ranked or (bool(rows) and rows[0][-1] < most)
+            taken = Counter(task.type for task in claimed)
+            exhausted = {task_type for task_type, room in rooms.items() if complete and taken[task_type] < min(room, most)}
+            low_water.looked(claimed, exhausted, min((float(row[-2]) for row in rows), default=None), everywhere=not lanes)
         return claimed
-
-    def _claim_statement(self, most: int, *, ranked: bool) -> str:
-        """Return the claim; only where the types compete for places are they ranked first."""
-        ceiling = 1 << (most - 1).bit_length()
-        statement = self._claims.get((ceiling, ranked))
-        if statement is None:
-            walk, locked_walk = (_WALK.format(task=self.task, ceiling=ceiling, lock=lock) for lock in ("", "FOR UPDATE SKIP LOCKED"))
-            best = _BEST.format(walk=walk) if ranked else _ALL
-            statement = _CLAIM.format(task=self.task, node=self.node, type=self.type, best=best, locked_walk=locked_walk)
-            self._claims[ceiling, ranked] = statement
-        return statement
 
     def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
         return connection.exec_driver_sql(self._complete, (result, task_id, claims)).rowcount == 1
@@ -166,12 +169,15 @@ class PostgreSQL(Dialect):
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
-    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str], low_water: LowWater | None = None) -> dict[str, float]:
+        lanes = {} if low_water is None else low_water.lanes(types)
+        if lanes:
+            return self._waits(connection, DUE_IN_LANES.format(task=self.task, type=self.type), lane_parameters(lanes))
         known = (
             "SELECT w.type FROM unnest(%(types)s::text[]) AS w (type)"
             f" WHERE NOT EXISTS (SELECT FROM {self.type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)"
         )
-        return self._due(connection, known, {"types": list(types)})
+        return self._waits(connection, DUE.format(task=self.task, types=known), {"types": list(types)})
 
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         first = f"(SELECT type FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {{more}} ORDER BY type LIMIT 1)"
@@ -180,10 +186,10 @@ class PostgreSQL(Dialect):
             f" SELECT {first.format(more='AND type > known.type')} FROM known WHERE known.type IS NOT NULL)"
             " SELECT type FROM known WHERE type IS NOT NULL) k"
         )
-        return self._due(connection, known, {})
+        return self._waits(connection, DUE.format(task=self.task, types=known), {})
 
-    def _due(self, connection: sa.Connection, types: str, parameters: dict[str, Any]) -> dict[str, float]:
-        statement = _DUE.format(task=self.task, types=types)
+    @staticmethod
+    def _waits(connection: sa.Connection, statement: str, parameters: dict[str, Any]) -> dict[str, float]:
         return {task_type: float(wait) for task_type, wait in connection.exec_driver_sql(statement, parameters)}
 
     def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
@@ -191,6 +197,12 @@ class PostgreSQL(Dialect):
         parameters = {"types": list(types), "priority": task.priority, "available_at": task.available_at, "id": task.id}
         counted: int = connection.exec_driver_sql(statement, parameters).scalar_one()
         return counted
+
+    def depth(self, connection: sa.Connection) -> Depth:
+        return depth(connection, self.task)
+
+    def vitals(self, connection: sa.Connection) -> Vitals:
+        return vitals(connection, self.task)
 
     # --- locks and wake-ups -------------------------------------------------------------------------------------------
 
@@ -252,71 +264,10 @@ def _row(new: NewTask) -> tuple[Any, ...]:
     )
 
 
+def _claimed(row: Sequence[Any]) -> Claimed:
+    return Claimed(*(read_json(value) if i in _JSON_PLACES else value for i, value in enumerate(row)))
+
+
 def _chunks(places: list[int]) -> Iterator[list[int]]:
     for start in range(0, len(places), _INSERT_CHUNK):
         yield places[start : start + _INSERT_CHUNK]
-
-
-# Walks each type's slice of the index from its highest priority down, one probe per priority, and stops as soon as it has
-# enough: neither future rows of a high priority nor a backlog of a type that is left out cost anything. The best of all
-# types are found without a lock, and then as many of each type are locked, so that no row is locked that is not taken,
-# and a node that comes second goes on behind the rows of the first. Materialised, so that no plan can run the locking
-# part twice. The limit written as a number and the array are for the planner: without the one it expects a tenth of the
-# table and compiles (JIT) first, without the other it may read the whole table to find the rows again.
-_CLAIM = """
-WITH alive AS MATERIALIZED (
-  SELECT id FROM {node} WHERE id = %(node)s AND expired_at IS NULL FOR KEY SHARE
-), lane AS MATERIALIZED (
-  SELECT w.type, least(w.room, %(most)s) AS room FROM unnest(%(types)s::text[], %(rooms)s::int[]) AS w (type, room)
-  WHERE EXISTS (SELECT FROM alive)
-    AND NOT EXISTS (SELECT FROM {type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)
-), best AS MATERIALIZED (
-  {best}
-), picked AS MATERIALIZED (
-  SELECT r.id FROM best AS lane CROSS JOIN LATERAL ({locked_walk}) r
-)
-UPDATE {task} AS t SET status = 'RUNNING', attempts = t.attempts + 1, claims = t.claims + 1, claimed_by = %(node)s,
-  claimed_at = statement_timestamp(), updated_at = statement_timestamp()
-WHERE t.id = ANY (ARRAY(SELECT id FROM picked))
-RETURNING t.id, t.type, t.payload::text, t.priority, t.attempts, t.max_attempts, t.available_at, t.created_at, t.claimed_at, t.claims,
-  t.idempotency_key, t.trace_context::text
-"""
-
-_BEST = """SELECT b.type, count(*) AS room FROM (
-    SELECT lane.type FROM lane CROSS JOIN LATERAL ({walk}) w ORDER BY w.priority DESC, w.available_at, w.id LIMIT %(most)s) b
-  GROUP BY b.type"""
-_ALL = "SELECT type, room FROM lane"
-
-# The due tasks of one type, as many as it has room, in the order in which they are to start.
-_WALK = """
-    SELECT f.id, f.available_at, s.priority FROM (
-      WITH RECURSIVE step (priority) AS (
-        SELECT (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
-          ORDER BY t.priority DESC LIMIT 1)
-        UNION ALL
-        SELECT (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
-          AND t.priority < step.priority ORDER BY t.priority DESC LIMIT 1)
-        FROM step WHERE step.priority IS NOT NULL
-      ) SELECT priority FROM step WHERE priority IS NOT NULL
-    ) s CROSS JOIN LATERAL (SELECT c.id, c.available_at FROM (
-      SELECT t.id, t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL AND t.type = lane.type
-        AND t.priority = s.priority AND t.available_at <= statement_timestamp()
-      ORDER BY t.available_at, t.id LIMIT lane.room {lock}) c
-    LIMIT {ceiling}) f
-    LIMIT lane.room"""
-
-# One probe per type and priority, as in the claim.
-_DUE = """
-WITH RECURSIVE known (type) AS MATERIALIZED ({types}), lane (type, priority) AS (
-  SELECT known.type, (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
-    AND t.type = known.type ORDER BY t.priority DESC LIMIT 1) FROM known
-  UNION ALL
-  SELECT lane.type, (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
-    AND t.type = lane.type AND t.priority < lane.priority ORDER BY t.priority DESC LIMIT 1)
-  FROM lane WHERE lane.priority IS NOT NULL
-)
-SELECT lane.type, EXTRACT(epoch FROM min(first.available_at) - statement_timestamp())
-FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
-  AND t.type = lane.type AND t.priority = lane.priority ORDER BY t.available_at LIMIT 1) first
-GROUP BY lane.type
-"""

@@ -16,6 +16,7 @@ from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from ...domain.errors import ConfigError
 from ...domain.task import Claimed, NewTask, Task
+from ..lowwater import LowWater
 from ..tables import Names
 from ..types import UtcDateTime, read_json
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
@@ -91,7 +92,9 @@ class SQLite(Dialect):
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 
-    def claim(self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int) -> list[Claimed]:
+    def claim(
+        self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int, low_water: LowWater | None = None
+    ) -> list[Claimed]:
         if len(rooms) > _MANY_TYPES:
             waiting = self._waiting_types(connection) & rooms.keys()
             rooms = {task_type: rooms[task_type] for task_type in random.sample(sorted(waiting), min(len(waiting), _MOST_ARMS))}
@@ -187,7 +190,7 @@ class SQLite(Dialect):
 
     # --- looking ahead ------------------------------------------------------------------------------------------------
 
-    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str]) -> dict[str, float]:
+    def seconds_to_due(self, connection: sa.Connection, types: Sequence[str], low_water: LowWater | None = None) -> dict[str, float]:
         marks = ", ".join("?" * len(types))
         unpaused = f"NOT EXISTS (SELECT 1 FROM {self.type} p WHERE p.type IN ({self.task}.type, '*') AND p.paused_at IS NOT NULL)"
         return self._due(connection, f"AND type IN ({marks}) AND {unpaused}", tuple(types))
