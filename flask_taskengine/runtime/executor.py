@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -96,7 +97,8 @@ class Executor:
         self._pool.submit(self._run, run, processor, timeout)
 
     def _new_run(self, task: Claimed, context: TaskContext, processor: Processor | None) -> Run:
-        if self._isolation is None or processor is None or processor.isolation != "process":
+        apart = processor is not None and processor.isolation == "process" and not isinstance(task.payload, Unreadable)
+        if self._isolation is None or not apart:
             return Run(self._host, task, context)
         return IsolatedRun(self._host, task, context, self._isolation)
 
@@ -159,8 +161,13 @@ class Executor:
             result = self._call(run, processor, timeout)
             return self._complete_in_session(run, result)
         except BaseException as error:
+            ending = self._ending_of(run, error, timeout)
+            if run.interrupted is not None:
+                _let_go(error)
             self._roll_back(run)
-            return self._ending_of(run, error, timeout)
+            if isinstance(error, LeaseLostError) and ending is None and run.interrupted is None:
+                self._completer.announce(Ended(run.task, Interrupted(), time.monotonic() - run.started), None)
+            return ending
         finally:
             running.reset(tokens[0])
             current.reset(tokens[1])
@@ -215,10 +222,11 @@ class Executor:
             return
         session = registry()
         outbox.discard(session)
+        run.await_cancel()
         try:
-            if run.await_cancel():
-                session.invalidate()
-            else:
+            # Also where a statement was cancelled, after which the pool drops the connection: SQLite's keeps its lock
+            # beyond a close, as long as something holds a cursor of it.
+            with self._database.watchdog.limit(STATEMENT_DEADLINE, lambda: run.sever(self._database.dialect.sever)):
                 session.rollback()
         except Exception:
             _logger.debug("rolling back task %d failed, its connection is dropped", run.task.id, exc_info=True)
@@ -232,8 +240,6 @@ class Executor:
             return ending_of_interrupt(run.interrupted, timeout, failure_from(error).traceback)
         match error:
             case LeaseLostError():
-                emit_lost = Ended(run.task, Interrupted(), time.monotonic() - run.started)
-                self._completer.announce(emit_lost, None)
                 return None
             case _Unreadable():
                 assert error.__cause__ is not None
@@ -324,6 +330,15 @@ class Executor:
 
     def runs_task(self, task_id: int, claims: int) -> bool:
         return self._runs.get(task_id, claims) is not None
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Let an interrupt's traceback keep no cursor open: with one open, SQLite goes on interrupting, its ROLLBACK too."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _nothing() -> None:

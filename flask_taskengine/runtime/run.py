@@ -106,10 +106,9 @@ class Run:
         self.ended.set()
         return mine
 
-    def await_cancel(self) -> bool:
-        """Wait until no statement is being cancelled any more; return whether one was, so the connection must not be kept."""
+    def await_cancel(self) -> None:
+        """Wait until no statement is being cancelled any more."""
         self._cancelling.wait()
-        return self.interrupted is not None
 
     def _leave_handler(self) -> None:
         while True:
@@ -146,6 +145,13 @@ class Run:
             with self._lock:
                 if self._phase is Phase.HANDLER:
                     _raise_in(self.ident, reason)
+
+    def sever(self, sever: Callable[[Any], None]) -> None:
+        """Break the connections that the attempt still holds: their server does not answer."""
+        with self._lock:
+            drivers = list(self._drivers)
+        for driver in drivers:
+            sever(driver)
 
     def abandon(self) -> bool:
         """Give the thread up, unless the handler has ended; return whether it was given up."""
