@@ -9,9 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import sqlalchemy as sa
 
 from flask_taskengine import TaskStatus
 from tests.support.waiting import wait_until
+from tests.support.worker import WorkerProcess
 
 from .conftest import Scene, children
 
@@ -99,7 +101,7 @@ def test_r12_worker_that_was_frozen_beyond_its_lease_can_not_write(scene: Scene)
     frozen = scene.worker()
     task_id = scene.enqueue("effect", {"says": scene.path("said"), "until": scene.path("go")})
     scene.said("said")
-    os.killpg(frozen.pid, signal.SIGSTOP)
+    freeze(scene, frozen)
     other = scene.worker()
     second = scene.said("said", 2)[1]
     scene.let_go("go")
@@ -124,6 +126,26 @@ def test_r22_child_that_hangs_past_a_deadline_is_killed(sqlite_scene: Scene) -> 
     assert task.status is TaskStatus.DEAD
     assert "killed for overrunning its deadline" in (task.last_error or "")
     sqlite_scene.wait_for(sqlite_scene.enqueue("noop"), TaskStatus.SUCCEEDED)
+
+
+def freeze(scene: Scene, worker: WorkerProcess) -> None:
+    """Stop all processes of a worker, but not in the middle of a write: on SQLite nobody else could then write either."""
+
+    def stopped_outside_of_a_write() -> bool:
+        os.killpg(worker.pid, signal.SIGSTOP)
+        try:
+            with scene.app.app_context(), scene.db.engine.connect() as connection:
+                connection.exec_driver_sql("PRAGMA busy_timeout = 200")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except sa.exc.OperationalError:
+            os.killpg(worker.pid, signal.SIGCONT)
+            return False
+        return True
+
+    if scene.url.startswith("sqlite"):
+        wait_until(stopped_outside_of_a_write)
+    else:
+        os.killpg(worker.pid, signal.SIGSTOP)
 
 
 # --- stop ---------------------------------------------------------------------------------------------------------------
