@@ -70,13 +70,17 @@ class Scene:
                 return lambda: None
             case "restarted":
                 self.server.stop("immediate")
-                return lambda: self.server.start() and None
+                return self.start_again
             case "half-open":
                 self.proxy.lose()
                 return self.proxy.mend
             case _:
                 self.read_only("on")
                 return lambda: self.read_only("off")
+
+    def start_again(self) -> None:
+        """Start the server, on the port that it had."""
+        self.server.start()
 
     def read_only(self, value: str) -> None:
         """Let new transactions of the whole server write, or not."""
@@ -273,4 +277,3 @@ def test_r12_a_stop_during_an_outage_returns(scene: Scene, part: str) -> None:
     assert stopped == [False]
     with contextlib.suppress(Exception):
         scene.proxy.mend()
-
