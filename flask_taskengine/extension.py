@@ -30,12 +30,13 @@ from .engine.explain import Explanation
 from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
-from .runtime.host import Host
+from .runtime.host import Host, Write
+from .runtime.reactions import ReactionDecorators, Reactions
 from .settings import Settings
-from .signals import emit, task_cancelled, task_enqueued, task_requeued
+from .signals import task_cancelled, task_deduplicated, task_enqueued, task_requeued
 from .store import migrations, tasks
 from .store.dialects.base import Dialect
-from .telemetry import logs
+from .telemetry import switch_on
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +45,7 @@ Where = scoped_session[Any] | Session | sa.Connection
 _MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
 
 
-class TaskEngine:
+class TaskEngine(ReactionDecorators):
     """Durable tasks in the app's own database.
 
     Every verb works on ``db.session``, or on the Session or Connection given as ``session=``, inside the caller's
@@ -68,6 +69,7 @@ class TaskEngine:
         self, app: Flask | None = None, db: SQLAlchemy | None = None, *, executor_factory: Callable[[int], Any] | None = None
     ) -> None:
         self.registry = Registry()
+        self.reactions = Reactions()
         self.executor_factory = executor_factory
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
@@ -80,11 +82,11 @@ class TaskEngine:
             ConfigError: the settings are wrong; every fault is listed.
         """
         settings = Settings.from_config(app.config)
-        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self)
+        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self, reactions=self.reactions)
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
-        logs.connect()
+        switch_on(host)
         app.after_request(self._forgive_response)
         app.teardown_request(self._forgive_error)
         if "sqlalchemy" in app.extensions:
@@ -218,33 +220,32 @@ class TaskEngine:
         if not news:
             return []
         target, connection, dialect = self._target(host, session)
-        made = enqueueing.enqueue_many(connection, dialect, news)
-        self._note(host, target, made, news)
-        return made
+        return self._written(host, target, news, lambda traced: enqueueing.enqueue_many(connection, dialect, traced))
 
     def _write(self, session: Where | None, new: NewTask) -> Enqueued:
         host = self._host()
         prepared = self._prepared(host, new)
         target, connection, dialect = self._target(host, session)
-        made = enqueueing.enqueue(connection, dialect, prepared)
-        self._note(host, target, [made], [prepared])
-        return made
+        return self._written(host, target, [prepared], lambda traced: [enqueueing.enqueue(connection, dialect, traced[0])])[0]
 
     def _prepared(self, host: Host, new: NewTask) -> NewTask:
         processor = self.registry.get(new.type)
         codec = plain_codec(new.type) if processor is None else processor.codec
         return enqueueing.prepared(new, codec, host.settings.max_payload)
 
-    def _note(self, host: Host, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
-        created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
+    def _written(self, host: Host, target: Where, news: list[NewTask], write: Write) -> list[Enqueued]:
+        made = write(news) if host.tracing is None else host.tracing.enqueue(news, write)
+        if isinstance(target, Session):
+            created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
 
-        def announce() -> None:
-            for task_id, task_type in created:
-                emit(task_enqueued, self, task_id=task_id, task_type=task_type)
-            host.wake()
+            def announce() -> None:
+                for result, new in zip(made, news, strict=True):
+                    host.announce(task_enqueued if result.created else task_deduplicated, task_id=result.id, task_type=new.type)
+                if created:
+                    host.wake()
 
-        if created and isinstance(target, Session):
             outbox.note(target, announce, created)
+        return made
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -272,7 +273,7 @@ class TaskEngine:
         """
         target, connection, dialect = self._target(self._host(), session)
         manage.retry(connection, dialect.tables, task_id, reset_attempts=reset_attempts)
-        self._announce_later(target, dialect, task_requeued, task_id, reason="retry")
+        self._announce_later(target, dialect, task_requeued, task_id, reason="retry", duration=None)
 
     def cancel(self, task_id: int, *, session: Where | None = None) -> TaskStatus:
         """Cancel a task in the caller's transaction; a running one is asked to end and stays RUNNING until it has. Never commits.
@@ -294,12 +295,13 @@ class TaskEngine:
 
     def _announce_later(self, target: Where, dialect: Dialect, signal: NamedSignal, task_id: int, **fields: Any) -> None:
         """Announce what was done to a task once the session's transaction has committed."""
-        if not signal.receivers or not isinstance(target, Session):
+        host = self._host()
+        if not host.hears(signal) or not isinstance(target, Session):
             return
         task = tasks.get(target.connection(), dialect.tables, task_id)
         if task is not None:
-            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "node": None}
-            outbox.note(target, lambda: emit(signal, self, **fields))
+            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "token": task.claims, "node": None}
+            outbox.note(target, lambda: host.announce(signal, **fields))
 
     def delete(self, task_id: int, *, session: Where | None = None) -> None:
         """Remove a task that is not RUNNING, in the caller's transaction. Never commits.

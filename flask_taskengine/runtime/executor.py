@@ -141,7 +141,7 @@ class Executor:
         token = running.set(run.context)
         try:
             with self._host.app.app_context():
-                tell(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
+                tell(task_started, self._host, **facts(run.task, self._completer.node), waited=_waited(run.task))
             with self._limit(run, timeout):
                 ending = run.attempt(self._completer.node, timeout)
         except BaseException as error:
@@ -157,7 +157,7 @@ class Executor:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
         tokens = running.set(run.context), current.set(run)
         try:
-            tell(task_started, self._host.sender, **facts(run.task, self._completer.node), waited=_waited(run.task))
+            tell(task_started, self._host, **facts(run.task, self._completer.node), waited=_waited(run.task))
             result = self._call(run, processor, timeout)
             return self._complete_in_session(run, result)
         except BaseException as error:

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
+from blinker import NamedSignal
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
+from ..domain.task import Enqueued, NewTask
 from ..engine.registry import Registry
 from ..settings import Settings
+from ..signals import emit
 from ..store.dialects import dialect_for
 from ..store.dialects.base import Dialect
 from ..store.tables import Names
+from .reactions import Reactions
+
+Write = Callable[[Sequence[NewTask]], list[Enqueued]]
+
+
+class Tracing(Protocol):
+    """Follows tasks from their enqueue to their runs, of which it learns by the signals."""
+
+    def enqueue(self, news: Sequence[NewTask], write: Write) -> list[Enqueued]:
+        """Write tasks by ``write``, each with the trace context that its run is to continue."""
+
+    def flush(self, timeout: float) -> None:
+        """Hand over, within so many seconds, what is held back until there is more of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +48,20 @@ class Host:
     """Called after a commit that has enqueued: workers in this process."""
     embedded: Any = None
     """The ``Embedded`` of a host that has switched it on."""
+    reactions: Reactions = field(default_factory=Reactions)
+    """The app's own functions that follow events."""
+    tracing: Tracing | None = None
     _dialects: dict[str, Dialect] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def announce(self, signal: NamedSignal, **fields: Any) -> None:
+        """Tell every receiver and reaction; raises nothing of theirs."""
+        emit(signal, self.sender, **fields)
+        self.reactions.take(self, signal.name, fields)
+
+    def hears(self, signal: NamedSignal) -> bool:
+        """Say whether anybody would be told."""
+        return bool(signal.receivers) or self.reactions.follow(signal.name)
 
     @property
     def names(self) -> Names:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..signals import node_joined, node_left, node_lost
 from .completer import Completer
 from .database import Database
 from .dispatcher import Dispatcher
@@ -147,6 +148,7 @@ class Worker:
             return
         self.dispatcher.holding.clear()
         self.executor.lose()
+        self.host.announce(node_lost, node=node)
         if self._stopping:
             _logger.warning("node %s has lost its lease while it stops; its running tasks are void", node)
             return
@@ -188,6 +190,9 @@ class Worker:
         else:
             # It may hold threads that were given up.
             self._pool.shutdown(wait=False)
+        self.host.reactions.settle(_RECORD_WITHIN)
+        if self.host.tracing is not None:
+            self.host.tracing.flush(_RECORD_WITHIN)
         self.watchdog.stop()
         self.database.close()
         return recorded
@@ -202,6 +207,8 @@ class Worker:
             self.membership.leave()
         except Exception as error:
             _logger.warning("the node's row could not be removed, it will expire: %s", error)
+        if self._node is not None:
+            self.host.announce(node_left, node=self._node)
 
     def _joined(self, node: str) -> None:
         self._node = self.completer.node = self.dispatcher.node = self.rollcall.node = self.reaper.node = node
@@ -209,6 +216,7 @@ class Worker:
             self._heartbeat.add(node)
         if self._tell_joined is not None:
             self._tell_joined(node)
+        self.host.announce(node_joined, node=node, label=self.membership.label, concurrency=self.options.concurrency)
         self.dispatcher.holding.set()
         self.dispatcher.wake()
 

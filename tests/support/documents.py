@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from flask_taskengine import settings
+from flask_taskengine import settings, signals
 from flask_taskengine.cli import taskengine
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def anchors(path: Path) -> set[str]:
 
 def generated() -> dict[str, str]:
     """Return what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, by name."""
-    return {"settings": settings.reference(), "commands": commands(), "proofs": proofs()}
+    return {"settings": settings.reference(), "commands": commands(), "proofs": proofs(), "signals": signals.reference()}
 
 
 def part(text: str, name: str) -> re.Match[str] | None:
