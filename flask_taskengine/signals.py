@@ -34,7 +34,9 @@ FIELDS = MappingProxyType(
         "failure": "the error: `error_class`, `message`, `traceback`",
         "delay": "seconds until it is due again",
         "timeout": "the timeout in seconds",
-        "reason": "`orphaned`: its node died, after `task_retried`; `released`: its worker stopped; `snoozed`: by the handler; `retry`: by hand",
+        "reason": (
+            "`orphaned`: its node died, after `task_retried`; `released`: its worker stopped; `snoozed`: by the handler; `retry`: by hand"
+        ),
         "claimed": "how many tasks it got",
         "label": "what people call the node (`--node-id`)",
         "concurrency": "how many tasks it runs at once",

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from typing import Any
 
 from ..domain.errors import (
@@ -94,7 +95,8 @@ class Executor:
         self._runs.add(run)
         self._slots.take(task.type)
         self.on_start()
-        self._pool.submit(self._run, run, processor, timeout)
+        # With context variables of its own: what a handler or a trace sets is gone when it ends.
+        self._pool.submit(Context().run, self._run, run, processor, timeout)
 
     def _new_run(self, task: Claimed, context: TaskContext, processor: Processor | None) -> Run:
         apart = processor is not None and processor.isolation == "process" and not isinstance(task.payload, Unreadable)

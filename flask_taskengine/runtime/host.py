@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -25,10 +26,13 @@ Write = Callable[[Sequence[NewTask]], list[Enqueued]]
 
 
 class Tracing(Protocol):
-    """Follows tasks from their enqueue to their runs, of which it learns by the signals."""
+    """Follows tasks from their enqueue through their runs."""
 
     def enqueue(self, news: Sequence[NewTask], write: Write) -> list[Enqueued]:
         """Write tasks by ``write``, each with the trace context that its run is to continue."""
+
+    def announce(self, name: str, fields: Mapping[str, Any], tell: Callable[[], None]) -> None:
+        """Call ``tell``, which announces an event, inside the trace that the event belongs to. Raises nothing of its own."""
 
     def flush(self, timeout: float) -> None:
         """Hand over, within so many seconds, what is held back until there is more of it."""
@@ -56,7 +60,10 @@ class Host:
 
     def announce(self, signal: NamedSignal, **fields: Any) -> None:
         """Tell every receiver and reaction; raises nothing of theirs."""
-        emit(signal, self.sender, **fields)
+        if self.tracing is None:
+            emit(signal, self.sender, **fields)
+        else:
+            self.tracing.announce(signal.name, fields, partial(emit, signal, self.sender, **fields))
         self.reactions.take(self, signal.name, fields)
 
     def hears(self, signal: NamedSignal) -> bool:

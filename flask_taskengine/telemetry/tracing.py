@@ -1,0 +1,201 @@
+"""Traces by OpenTelemetry: a span where tasks are enqueued, and one around each run, which continues or links to it.
+
+The API only: which provider and exporter run is the app's choice. Without a provider all of it does nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from typing import Any, Literal, TypeVar
+
+from opentelemetry import trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ..domain.outcome import Failure
+from ..domain.task import Claimed, Enqueued, NewTask
+from ..runtime.host import Write
+from ..runtime.run import current
+from . import names
+
+T = TypeVar("T")
+
+_TRACE, _BAGGAGE = TraceContextTextMapPropagator(), W3CBaggagePropagator()
+_LONGEST_CONTEXT = 16_384
+"""Characters of a stored context; more than W3C allows for its three headers together."""
+
+_logger = logging.getLogger("flask_taskengine")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    span: Span
+    context: Context
+    began: int
+    """Nanoseconds since the epoch."""
+
+
+class Tracer:
+    """Follows the tasks of one app.
+
+    Args:
+        mode: ``"child"``: a run belongs to the trace of its enqueue; ``"link"``: it begins a trace that is linked to that.
+    """
+
+    def __init__(self, mode: Literal["child", "link"]) -> None:
+        self._links = mode == "link"
+        self._tracer = trace.get_tracer("flask_taskengine", version("flask-taskengine"))
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._blamed = False
+
+    # --- enqueue ------------------------------------------------------------------------------------------------------
+
+    def enqueue(self, news: Sequence[NewTask], write: Write) -> list[Enqueued]:
+        """Write tasks inside a producer span, whose context is written with each of them."""
+        types = {new.type for new in news}
+        name = f"enqueue {news[0].type}" if len(types) == 1 else "enqueue"
+        with self._tracer.start_as_current_span(name, kind=SpanKind.PRODUCER, attributes=_of_enqueue(news, types)) as span:
+            context = _written()
+            made = write(news if context is None else [replace(new, trace_context=context) for new in news])
+            if len(made) == 1 and span.is_recording():
+                span.set_attribute(names.MESSAGE_ID, str(made[0].id))
+                span.set_attribute(names.TASK_ID, made[0].id)
+                span.set_attribute(names.TASK_CREATED, made[0].created)
+            return made
+
+    # --- run ----------------------------------------------------------------------------------------------------------
+
+    def announce(self, name: str, fields: Mapping[str, Any], tell: Callable[[], None]) -> None:
+        """Tell of an event inside the span of the attempt that it is about; the first begins the span and the last ends it."""
+        begins = name == "task_started"
+        attempt = self._safely(self._begin if begins else self._known, fields)
+        if attempt is None or begins:
+            tell()
+            return
+        token = attach(attempt.context)
+        try:
+            tell()
+        finally:
+            detach(token)
+        if name in names.OUTCOMES:
+            self._safely(self._end, attempt, names.OUTCOMES[name], fields)
+
+    def flush(self, timeout: float) -> None:
+        """Let the provider export what it holds back, within so many seconds."""
+        provider = trace.get_tracer_provider()
+        if hasattr(provider, "force_flush"):
+            self._safely(provider.force_flush, int(timeout * 1000))
+
+    def _known(self, fields: Mapping[str, Any]) -> _Attempt | None:
+        return self._attempts.get((fields.get("task_id", 0), fields.get("token", 0)))
+
+    def _begin(self, fields: Mapping[str, Any]) -> _Attempt | None:
+        run = current.get()
+        if run is None:
+            return None
+        before = context_of(run.task)
+        remote = get_current_span(before).get_span_context()
+        links = [Link(remote)] if self._links and remote.is_valid else []
+        if links:
+            before = set_span_in_context(trace.INVALID_SPAN, before)
+        began = time.time_ns()
+        span = self._tracer.start_span(
+            f"process {run.task.type}",
+            before,
+            SpanKind.CONSUMER,
+            _of_run(run.task, fields),
+            links,
+            began,
+            record_exception=False,
+            set_status_on_exception=False,
+        )
+        attempt = self._attempts[run.task.id, run.task.claims] = _Attempt(span, set_span_in_context(span, before), began)
+        # Never detached: each run has its context variables to itself.
+        attach(attempt.context)
+        return attempt
+
+    def _end(self, attempt: _Attempt, outcome: str, fields: Mapping[str, Any]) -> None:
+        del self._attempts[fields["task_id"], fields["token"]]
+        span, failure = attempt.span, fields.get("failure")
+        if span.is_recording():
+            span.set_attribute(names.TASK_OUTCOME, outcome)
+            if failure is not None:
+                _record(span, failure)
+            elif outcome == "lease_lost":
+                span.set_status(Status(StatusCode.ERROR, "the lease was lost: what the attempt wrote is rolled back"))
+        # Told by the completer, after others have been recorded with it, the end of the handler lies in the past.
+        elsewhere = current.get() is None and fields.get("duration") is not None
+        span.end(attempt.began + int(fields["duration"] * 1e9) if elsewhere else None)
+
+    def _safely(self, step: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return step(*arguments)
+        except Exception:
+            if not self._blamed:
+                self._blamed = True
+                _logger.exception("tracing failed; the tasks are not affected, and this is logged once")
+            return None
+
+
+def context_of(task: Claimed) -> Context:
+    """Return what was stored with a task as a context; an empty one where there is nothing, or nothing that can be read."""
+    stored: Any = task.trace_context
+    empty = Context()
+    if not isinstance(stored, dict):
+        return empty
+    carrier = {name: text for name, text in stored.items() if isinstance(text, str) and len(text) <= _LONGEST_CONTEXT}
+    context = _TRACE.extract(carrier, empty)
+    return _BAGGAGE.extract(carrier, context) if "baggage" in carrier else context
+
+
+def record_fields() -> dict[str, str]:
+    """Return the ids of the current span as fields of a log record; nothing where there is none."""
+    context = get_current_span().get_span_context()
+    return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context.is_valid else {}
+
+
+def _written() -> str | None:
+    """Return the current context as JSON text; None where it is empty."""
+    carrier: dict[str, str] = {}
+    _TRACE.inject(carrier)
+    _BAGGAGE.inject(carrier)
+    if sum(map(len, carrier.values())) > _LONGEST_CONTEXT:
+        del carrier["baggage"]
+    return json.dumps(carrier) if carrier else None
+
+
+def _of_enqueue(news: Sequence[NewTask], types: set[str]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {names.SYSTEM: "flask_taskengine", names.OPERATION: "enqueue", names.OPERATION_TYPE: "send"}
+    if len(types) == 1:
+        attributes |= {names.DESTINATION: news[0].type, names.TASK_TYPE: news[0].type}
+    return attributes | ({names.TASK_PRIORITY: news[0].priority} if len(news) == 1 else {names.BATCH_COUNT: len(news)})
+
+
+def _of_run(task: Claimed, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        names.SYSTEM: "flask_taskengine",
+        names.OPERATION: "process",
+        names.OPERATION_TYPE: "process",
+        names.DESTINATION: task.type,
+        names.MESSAGE_ID: str(task.id),
+        names.TASK_TYPE: task.type,
+        names.TASK_ID: task.id,
+        names.TASK_ATTEMPT: task.attempts,
+        names.TASK_PRIORITY: task.priority,
+        names.TASK_WAITED: fields["waited"],
+        names.NODE: fields["node"],
+    }
+
+
+def _record(span: Span, failure: Failure) -> None:
+    span.set_attribute(names.ERROR_TYPE, failure.error_class)
+    span.set_status(Status(StatusCode.ERROR, str(failure)))
+    event = {"exception.type": failure.error_class, "exception.message": failure.message, "exception.stacktrace": failure.traceback or ""}
+    span.add_event("exception", event)
