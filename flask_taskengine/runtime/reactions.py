@@ -31,7 +31,7 @@ _logger = logging.getLogger("flask_taskengine")
 
 
 class Reactions:
-    """Calls functions after events, one at a time, in a thread of its own that starts with the first event.
+    """Calls functions after events, one at a time, in a thread that lives while there are any.
 
     Each gets an app context and a session; its transaction commits when it returns. An error is logged and changes nothing else.
     A process that is killed loses what waits.
@@ -39,6 +39,7 @@ class Reactions:
 
     def __init__(self) -> None:
         self._functions: defaultdict[str, list[_Reaction]] = defaultdict(list)
+        self._at_exit = False
         self._forget_threads()
 
     def add(self, signal: NamedSignal, function: Callable[..., Any]) -> None:
@@ -87,22 +88,23 @@ class Reactions:
                 return
             self._full = False
             self._waiting.extend(calls)
-            self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="taskengine-reactions", daemon=True)
                 self._thread.start()
-                atexit.register(self.settle, _AT_EXIT)
+                if not self._at_exit:
+                    self._at_exit = True
+                    atexit.register(self.settle, _AT_EXIT)
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
+                self._busy = bool(self._waiting)
+                if not self._busy:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
                 host, reaction, fields = self._waiting.popleft()
-                self._busy = True
             reaction.call(host, fields)
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
 
 
 class _Reaction:

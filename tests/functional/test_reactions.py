@@ -199,10 +199,22 @@ def test_a_process_that_was_forked_has_a_thread_of_its_own(shop: Shop) -> None:
     shop.enqueue("one")
     assert shop.engine.reactions.settle(10)
     owned = shop.engine.reactions
+    owned._waiting.append((shop.host, owned._functions["task_enqueued"][0], {"task_id": -1}))
     owned._pid = -1
-    thread = owned._thread
     assert owned.settle(0)
     owned.take(shop.host, "task_enqueued", {"task_id": 7, "task_type": "one"})
     assert owned.settle(10)
-    assert called[-1] == 7
-    assert (owned._pid, owned._thread is thread) == (os.getpid(), False)
+    assert called[1:] == [7]
+    assert owned._pid == os.getpid()
+
+
+def test_no_thread_is_left(shop: Shop) -> None:
+    """While there is nothing to call there is no thread."""
+
+    @shop.engine.on_enqueued
+    def note(task_id: int) -> None: ...
+
+    for _ in range(3):
+        shop.enqueue("one")
+        assert shop.engine.reactions.settle(10)
+        assert shop.engine.reactions._thread is None
