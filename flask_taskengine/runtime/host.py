@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -33,6 +34,9 @@ class Tracing(Protocol):
 
     def announce(self, name: str, fields: Mapping[str, Any], tell: Callable[[], None]) -> None:
         """Call ``tell``, which announces an event, inside the trace that the event belongs to. Raises nothing of its own."""
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """Make no spans inside, of drivers either."""
 
     def flush(self, timeout: float) -> None:
         """Hand over, within so many seconds, what is held back until there is more of it."""
@@ -69,6 +73,10 @@ class Host:
     def hears(self, signal: NamedSignal) -> bool:
         """Say whether anybody would be told."""
         return bool(signal.receivers) or self.reactions.follow(signal.name)
+
+    def unseen(self) -> AbstractContextManager[None]:
+        """Keep the engine's own statements out of the traces that an instrumented driver makes."""
+        return nullcontext() if self.tracing is None else self.tracing.unseen()
 
     @property
     def names(self) -> Names:

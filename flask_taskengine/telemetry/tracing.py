@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Literal, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
-from opentelemetry.context import Context, attach, detach
+from opentelemetry.context import Context, attach, detach, set_value
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -86,6 +87,15 @@ class Tracer:
             detach(token)
         if name in names.OUTCOMES:
             self._safely(self._end, attempt, names.OUTCOMES[name], fields)
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Make no spans inside, of drivers either."""
+        token = attach(set_value("suppress_instrumentation", value=True))
+        try:
+            yield
+        finally:
+            detach(token)
 
     def flush(self, timeout: float) -> None:
         """Let the provider export what it holds back, within so many seconds."""
