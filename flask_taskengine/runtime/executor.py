@@ -140,7 +140,7 @@ class Executor:
 
     def _run_apart(self, run: IsolatedRun, timeout: float | None) -> Ending | None:
         """Wait for the process that runs an attempt; signals are sent here, where their receivers outlive it."""
-        token = running.set(run.context)
+        tokens = running.set(run.context), current.set(run)
         try:
             with self._host.app.app_context():
                 tell(task_started, self._host, **facts(run.task, self._completer.node), waited=_waited(run.task))
@@ -149,7 +149,8 @@ class Executor:
         except BaseException as error:
             return self._ending_of(run, error, timeout)
         finally:
-            running.reset(token)
+            running.reset(tokens[0])
+            current.reset(tokens[1])
         if isinstance(ending, Recorded):
             self._completer.announce(Ended(run.task, Returned(), time.monotonic() - run.started), ending.outcome)
             return None

@@ -38,6 +38,12 @@ class Tracing(Protocol):
     def unseen(self) -> AbstractContextManager[None]:
         """Make no spans inside, of drivers either."""
 
+    def carry(self) -> dict[str, str]:
+        """Return the current trace context, for another process."""
+
+    def resume(self, carried: Mapping[str, str]) -> None:
+        """Continue in this thread what another process has carried over."""
+
     def flush(self, timeout: float) -> None:
         """Hand over, within so many seconds, what is held back until there is more of it."""
 
@@ -59,11 +65,16 @@ class Host:
     reactions: Reactions = field(default_factory=Reactions)
     """The app's own functions that follow events."""
     tracing: Tracing | None = None
+    tell_elsewhere: Callable[[str, Mapping[str, Any]], None] | None = None
+    """In a process that does not live long enough for receivers: takes the names and fields of events in their stead."""
     _dialects: dict[str, Dialect] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def announce(self, signal: NamedSignal, **fields: Any) -> None:
         """Tell every receiver and reaction; raises nothing of theirs."""
+        if self.tell_elsewhere is not None:
+            self.tell_elsewhere(signal.name, fields)
+            return
         if self.tracing is None:
             emit(signal, self.sender, **fields)
         else:

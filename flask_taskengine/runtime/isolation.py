@@ -16,6 +16,7 @@ from ..domain.errors import ConfigError, TaskInterrupt, TaskTimedOut
 from ..domain.outcome import Ending, Interrupted, Outcome, Raised, TimedOut
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
+from ..signals import namespace
 from .apart import Process
 from .database import STATEMENT_DEADLINE
 from .host import Host
@@ -167,12 +168,14 @@ class IsolatedRun(Run):
 
     def _converse(self, process: Process, node: str) -> Ending | Recorded | None:
         with suppress(OSError):  # It has died already; how is asked later.
-            process.wire.send("run", task=from_claimed(self.task), node=node, **self._limits())
+            process.wire.send("run", task=from_claimed(self.task), node=node, trace=self._trace(), **self._limits())
         self._tell_from_now_on()
         for message in process.messages():
             match message["told"]:
                 case "progress":
                     self.context.progress(message["done"], message["total"], message["note"])
+                case "event":
+                    self.host.announce(namespace[message["name"]], **message["fields"])
                 case "left":
                     with self._lock:
                         self._phase = Phase.ENDING
@@ -182,6 +185,9 @@ class IsolatedRun(Run):
                 case "recorded":
                     return Recorded(to_outcome(message["outcome"]))
         return None
+
+    def _trace(self) -> dict[str, str]:
+        return {} if self.host.tracing is None else self.host.tracing.carry()
 
     def _limits(self) -> dict[str, Any]:
         return {"deadline": self.context.deadline, "max_attempts": self.context.max_attempts, "memory": self._isolation.memory}

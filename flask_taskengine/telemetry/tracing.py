@@ -63,8 +63,8 @@ class Tracer:
         types = {new.type for new in news}
         name = f"enqueue {news[0].type}" if len(types) == 1 else "enqueue"
         with self._tracer.start_as_current_span(name, kind=SpanKind.PRODUCER, attributes=_of_enqueue(news, types)) as span:
-            context = _written()
-            made = write(news if context is None else [replace(new, trace_context=context) for new in news])
+            carrier = _carrier()
+            made = write([replace(new, trace_context=json.dumps(carrier)) for new in news] if carrier else news)
             if len(made) == 1 and span.is_recording():
                 span.set_attribute(names.MESSAGE_ID, str(made[0].id))
                 span.set_attribute(names.TASK_ID, made[0].id)
@@ -96,6 +96,14 @@ class Tracer:
             yield
         finally:
             detach(token)
+
+    def carry(self) -> dict[str, str]:
+        """Return the current context, for another process."""
+        return _carrier()
+
+    def resume(self, carried: Mapping[str, str]) -> None:
+        """Continue in this thread what another process has carried over."""
+        attach(_extracted(carried))
 
     def flush(self, timeout: float) -> None:
         """Let the provider export what it holds back, within so many seconds."""
@@ -157,11 +165,12 @@ class Tracer:
 def context_of(task: Claimed) -> Context:
     """Return what was stored with a task as a context; an empty one where there is nothing, or nothing that can be read."""
     stored: Any = task.trace_context
-    empty = Context()
-    if not isinstance(stored, dict):
-        return empty
+    return _extracted(stored) if isinstance(stored, dict) else Context()
+
+
+def _extracted(stored: Mapping[str, Any]) -> Context:
     carrier = {name: text for name, text in stored.items() if isinstance(text, str) and len(text) <= _LONGEST_CONTEXT}
-    context = _TRACE.extract(carrier, empty)
+    context = _TRACE.extract(carrier, Context())
     return _BAGGAGE.extract(carrier, context) if "baggage" in carrier else context
 
 
@@ -171,14 +180,14 @@ def record_fields() -> dict[str, str]:
     return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"} if context.is_valid else {}
 
 
-def _written() -> str | None:
-    """Return the current context as JSON text; None where it is empty."""
+def _carrier() -> dict[str, str]:
+    """Return the current context by the names of the W3C, as far as anybody must accept it."""
     carrier: dict[str, str] = {}
     _TRACE.inject(carrier)
     _BAGGAGE.inject(carrier)
     if sum(map(len, carrier.values())) > _LONGEST_CONTEXT:
         del carrier["baggage"]
-    return json.dumps(carrier) if carrier else None
+    return carrier
 
 
 def _of_enqueue(news: Sequence[NewTask], types: set[str]) -> dict[str, Any]:

@@ -149,3 +149,19 @@ def test_r03_link_mode_in_a_worker(deployment: Deployment, web: str, shop: Shop)
     assert (run.parent_id, run.links) == (None, [sent.span_id])
     assert run.trace_id != sent.trace_id
     assert "shipping for tenant 0" in worker.log
+
+
+def test_r03_isolated_attempt_belongs_to_its_trace(deployment: Deployment, shop: Shop) -> None:
+    """What a handler does in a process of its own is a child of its run, which the worker records; so are its events told there."""
+    shop.sql("INSERT INTO taskengine_task (type) VALUES ('pack')")
+    worker = deployment.worker()
+    runs = {run.attributes[names.TASK_TYPE]: run for run in deployment.runs(2)}
+    worker.terminate()
+    [packing] = [span for span in deployment.spans() if span.name == "packing"]
+    [sent] = deployment.spans("PRODUCER")
+    assert packing.parent_id == runs["pack"].span_id
+    assert sent.parent_id == packing.span_id
+    assert runs["ship"].parent_id == sent.span_id
+    assert packing.pid == sent.pid != runs["pack"].pid == runs["ship"].pid
+    assert runs["pack"].attributes[names.TASK_OUTCOME] == "succeeded"
+    assert f"process {runs['pack'].pid} heard of ship" in worker.log

@@ -36,6 +36,20 @@ def ship(payload: dict[str, Any], context: TaskContext) -> None:
     db.session.execute(sa.text("INSERT INTO shipped (task_id) VALUES (:id)"), {"id": context.task_id})
 
 
+@engine.task("pack", isolation="process")
+def pack(payload: Any) -> None:
+    """Work in a process of its own, and enqueue from there."""
+    with trace.get_tracer("app").start_as_current_span("packing"):
+        engine.enqueue("ship", {})
+    db.session.commit()
+
+
+@engine.on_enqueued
+def say(task_type: str) -> None:
+    """Say which process is told."""
+    logging.getLogger("app").warning("process %d heard of %s", os.getpid(), task_type)
+
+
 def create_app() -> Flask:
     """Make a host with tracing; where its spans go is said by the environment."""
     provider = TracerProvider()
