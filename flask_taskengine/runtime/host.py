@@ -48,7 +48,7 @@ class Tracing(Protocol):
         """Hand over, within so many seconds, what is held back until there is more of it."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Host:
     """One app with its database, settings and processors; the same for the verbs, the CLI and the worker."""
 

@@ -22,6 +22,10 @@ def switch_on(host: Host) -> None:
             from . import tracing
         host.tracing = tracing.Tracer(host.settings.tracing)
         logs.trace_fields = tracing.record_fields
+    if host.settings.metrics:
+        with _needs("METRICS", "prometheus"):
+            from . import metrics
+        metrics.register_host(host)
 
 
 @contextmanager

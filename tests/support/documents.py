@@ -15,6 +15,7 @@ import click
 
 from flask_taskengine import settings, signals
 from flask_taskengine.cli import taskengine
+from flask_taskengine.telemetry import names
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -79,7 +80,8 @@ def anchors(path: Path) -> set[str]:
 
 def generated() -> dict[str, str]:
     """Return what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, by name."""
-    return {"settings": settings.reference(), "commands": commands(), "proofs": proofs(), "signals": signals.reference()}
+    own = {"settings": settings.reference(), "commands": commands(), "proofs": proofs(), "signals": signals.reference()}
+    return own | names.reference()
 
 
 def part(text: str, name: str) -> re.Match[str] | None:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask, Task
+from ..gauges import MOST_COUNTED, QueueState, state_of
 from ..lowwater import LowWater
 from ..retention import Batch, Removed
 from ..tables import Names
@@ -24,6 +25,7 @@ from ..vitals import Depth, Vitals
 from . import base
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
 from .postgresql_claim import DUE, DUE_IN_LANES, claim_statement, lane_parameters
+from .postgresql_gauges import GAUGES
 from .postgresql_insight import AHEAD, depth, vitals
 from .postgresql_listen import PostgreSQLListener
 from .postgresql_retention import prune, prune_statement
@@ -178,6 +180,10 @@ class PostgreSQL(Dialect):
             f" WHERE NOT EXISTS (SELECT FROM {self.type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)"
         )
         return self._waits(connection, DUE.format(task=self.task, types=known), {"types": list(types)})
+
+    def queue_state(self, connection: sa.Connection, lease: float) -> QueueState:
+        statement = GAUGES.format(task=self.task, type=self.type, node=self.node, most=MOST_COUNTED)
+        return state_of(tuple(row) for row in connection.exec_driver_sql(statement, {"lease": lease, "task": self.task}))
 
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         first = f"(SELECT type FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {{more}} ORDER BY type LIMIT 1)"
