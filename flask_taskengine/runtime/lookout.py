@@ -13,7 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 from ..signals import node_joined, node_left, node_lost
 from .cells import Cells
-from .forked import exit_forked, forget_connections, signal_when_parent_dies
+from .desk import Desk
+from .forked import exit_forked, forget_connections, fork, signal_when_parent_dies
 from .heartbeat import Steadiness
 from .host import Host
 from .shared import SharedNumber
@@ -23,17 +24,6 @@ STALLS_AFTER = 30.0
 _AGAIN_AFTER = 1.0
 
 _logger = logging.getLogger("flask_taskengine")
-
-
-@dataclass(slots=True)
-class Desk:
-    """What one child writes; the next one that gets the desk goes on from there."""
-
-    pid: SharedNumber = field(default_factory=SharedNumber)
-    """The child's, written by the supervisor; 0 while nobody sits there."""
-    ready: SharedNumber = field(default_factory=SharedNumber)
-    """1 while the child has a lease, so that it may claim."""
-    cells: Cells = field(default_factory=Cells)
 
 
 @dataclass(slots=True)
@@ -82,6 +72,7 @@ class Lookout:
         self._sight = Sight(steadiness)
         self._again_at = 0.0
         self._seen = 0
+        self._note: Callable[..., None] | None = None
         self.pid = 0
         self.turn()
 
@@ -110,11 +101,20 @@ class Lookout:
         self._sight.desks.append(Desk())
         return self._sight.desks[-1]
 
-    def fork(self, fork: Callable[[Callable[[int], NoReturn]], int]) -> None:
-        """Start the process anew."""
+    def start(self, disown: Callable[[], None]) -> None:
+        """Fork the process anew.
+
+        Args:
+            disown: called in it, closes what belongs to the supervisor alone.
+
+        Raises:
+            OSError: the system has no room for another process.
+        """
         self.end()
         self._seen = len(self._sight.desks)
-        self.pid = fork(self._become)
+        self._again_at = time.monotonic() + _AGAIN_AFTER
+        supervisor = os.getpid()
+        self.pid = fork(lambda: self._become(supervisor, disown))
 
     def died(self) -> None:
         """Take note that the process has died."""
@@ -132,8 +132,8 @@ class Lookout:
 
     # --- in other processes -------------------------------------------------------------------------------------------
 
-    def enter(self, desk: Desk) -> Callable[..., None]:
-        """Sit down, in a child; what is returned must be kept."""
+    def enter(self, desk: Desk) -> None:
+        """Sit down, in a child."""
         self._show.leave()
         desk.ready.value = 0.0
         desk.cells.begin()
@@ -144,10 +144,11 @@ class Lookout:
 
         for one in (node_joined, node_left, node_lost):
             one.connect(note, self._host.sender)
-        return note
+        self._note = note
 
-    def _become(self, supervisor: int) -> NoReturn:
+    def _become(self, supervisor: int, disown: Callable[[], None]) -> NoReturn:
         try:
+            disown()
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from ..runtime.cells import Cells
-from ..runtime.lookout import Desk
+from ..runtime.desk import Desk
 from . import names
 from .names import Metric
 
