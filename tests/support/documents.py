@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import click
@@ -182,6 +183,7 @@ def proofs() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def proving_tests() -> dict[str, dict[str, Path]]:
     """Return the tests of each requirement, by name, with their files."""
     found: dict[str, dict[str, Path]] = {}
