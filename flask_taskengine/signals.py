@@ -107,9 +107,10 @@ def emit(signal: NamedSignal, sender: Any, /, **fields: Any) -> None:
         return
     for receiver in signal.receivers_for(sender):
         try:
-            if inspect.iscoroutinefunction(receiver):
+            returned = receiver(sender, **fields)
+            if returned is not None and inspect.iscoroutine(returned):
+                returned.close()
                 raise TypeError("a receiver must be a plain function, a coroutine function can not be called here")
-            receiver(sender, **fields)
         except Exception:
             if _is_first_failure(receiver):
                 _logger.exception("receiver %r of %s raised; this is logged once per receiver", receiver, signal.name)

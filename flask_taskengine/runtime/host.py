@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,10 @@ Write = Callable[[Sequence[NewTask]], list[Enqueued]]
 
 class Tracing(Protocol):
     """Follows tasks from their enqueue through their runs."""
+
+    @property
+    def follows(self) -> Collection[str]:
+        """The names of the signals to which it adds something."""
 
     def enqueue(self, news: Sequence[NewTask], write: Write) -> list[Enqueued]:
         """Write tasks by ``write``, each with the trace context that its run is to continue."""
@@ -75,7 +79,7 @@ class Host:
         if self.tell_elsewhere is not None:
             self.tell_elsewhere(signal.name, fields)
             return
-        if self.tracing is None:
+        if self.tracing is None or signal.name not in self.tracing.follows:
             emit(signal, self.sender, **fields)
         else:
             self.tracing.announce(signal.name, fields, partial(emit, signal, self.sender, **fields))

@@ -7,17 +7,29 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context, attach, detach, set_value
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, get_current_span, set_span_in_context
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    get_current_span,
+    set_span_in_context,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ..domain.outcome import Failure
@@ -29,6 +41,8 @@ from . import names
 T = TypeVar("T")
 
 _TRACE, _BAGGAGE = TraceContextTextMapPropagator(), W3CBaggagePropagator()
+_EMPTY = Context()
+_PLAIN = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _LONGEST_CONTEXT = 16_384
 """Characters of a stored context; more than W3C allows for its three headers together."""
 
@@ -49,6 +63,8 @@ class Tracer:
     Args:
         mode: ``"child"``: a run belongs to the trace of its enqueue; ``"link"``: it begins a trace that is linked to that.
     """
+
+    follows: Final = frozenset({"task_started", "task_timed_out", *names.OUTCOMES})
 
     def __init__(self, mode: Literal["child", "link"]) -> None:
         self._links = mode == "link"
@@ -142,12 +158,13 @@ class Tracer:
     def _end(self, attempt: _Attempt, outcome: str, fields: Mapping[str, Any]) -> None:
         del self._attempts[fields["task_id"], fields["token"]]
         span, failure = attempt.span, fields.get("failure")
-        if span.is_recording():
-            span.set_attribute(names.TASK_OUTCOME, outcome)
-            if failure is not None:
-                _record(span, failure)
-            elif outcome == "lease_lost":
-                span.set_status(Status(StatusCode.ERROR, "the lease was lost: what the attempt wrote is rolled back"))
+        if not span.is_recording():
+            return
+        span.set_attribute(names.TASK_OUTCOME, outcome)
+        if failure is not None:
+            _record(span, failure)
+        elif outcome == "lease_lost":
+            span.set_status(Status(StatusCode.ERROR, "the lease was lost: what the attempt wrote is rolled back"))
         # Told by the completer, after others have been recorded with it, the end of the handler lies in the past.
         elsewhere = current.get() is None and fields.get("duration") is not None
         span.end(attempt.began + int(fields["duration"] * 1e9) if elsewhere else None)
@@ -165,12 +182,18 @@ class Tracer:
 def context_of(task: Claimed) -> Context:
     """Return what was stored with a task as a context; an empty one where there is nothing, or nothing that can be read."""
     stored: Any = task.trace_context
-    return _extracted(stored) if isinstance(stored, dict) else Context()
+    return _extracted(stored) if isinstance(stored, dict) else _EMPTY
 
 
 def _extracted(stored: Mapping[str, Any]) -> Context:
+    text = stored.get("traceparent")
+    plain = _PLAIN.fullmatch(text) if len(stored) == 1 and isinstance(text, str) else None
+    if plain is not None:
+        # What nearly every row has, read without the library's look at what it has not.
+        span = SpanContext(int(plain[1], 16), int(plain[2], 16), is_remote=True, trace_flags=TraceFlags(int(plain[3], 16)))
+        return set_span_in_context(NonRecordingSpan(span), _EMPTY) if span.is_valid else _EMPTY
     carrier = {name: text for name, text in stored.items() if isinstance(text, str) and len(text) <= _LONGEST_CONTEXT}
-    context = _TRACE.extract(carrier, Context())
+    context = _TRACE.extract(carrier, _EMPTY)
     return _BAGGAGE.extract(carrier, context) if "baggage" in carrier else context
 
 
