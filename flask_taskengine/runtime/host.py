@@ -69,6 +69,8 @@ class Host:
     reactions: Reactions = field(default_factory=Reactions)
     """The app's own functions that follow events."""
     tracing: Tracing | None = None
+    count: Callable[[str, Mapping[str, Any]], None] | None = None
+    """Counts events, given their names and fields. Raises nothing."""
     tell_elsewhere: Callable[[str, Mapping[str, Any]], None] | None = None
     """In a process that does not live long enough for receivers: takes the names and fields of events in their stead."""
     _dialects: dict[str, Dialect] = field(default_factory=dict)
@@ -83,11 +85,13 @@ class Host:
             emit(signal, self.sender, **fields)
         else:
             self.tracing.announce(signal.name, fields, partial(emit, signal, self.sender, **fields))
+        if self.count is not None:
+            self.count(signal.name, fields)
         self.reactions.take(self, signal.name, fields)
 
     def hears(self, signal: NamedSignal) -> bool:
         """Say whether anybody would be told."""
-        return bool(signal.receivers) or self.reactions.follow(signal.name)
+        return bool(signal.receivers) or self.count is not None or self.reactions.follow(signal.name)
 
     def unseen(self) -> AbstractContextManager[None]:
         """Keep the engine's own statements out of the traces that an instrumented driver makes."""

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, Protocol
 
-from .. import signals
 from ..engine.registry import Registry
 from . import names
 from .names import Metric
 
+Fields = Mapping[str, Any]
+Count = Callable[[], object]
+Note = Callable[[float], object]
+
+_logger = logging.getLogger("flask_taskengine")
+
 
 class Recorder(Protocol):
-    """Keeps the numbers of this process."""
+    """Keeps the numbers of this process. Each is asked for once, since it is used for every task."""
 
-    def count(self, metric: Metric, labels: tuple[str, ...]) -> None:
-        """Count one more."""
+    def counter(self, metric: Metric, labels: tuple[str, ...]) -> Count:
+        """Return what counts one more."""
 
-    def observe(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        """Add a value to a histogram."""
+    def histogram(self, metric: Metric, labels: tuple[str, ...]) -> Note:
+        """Return what adds a value to a histogram."""
 
-    def put(self, metric: Metric, value: float) -> None:
-        """Set a gauge."""
+    def gauge(self, metric: Metric) -> Note:
+        """Return what sets a gauge."""
 
 
 class Types:
@@ -45,40 +52,53 @@ class Types:
         return {*self._registry.types(), *self._others}
 
 
+class _OfType:
+    """What counts the events of one type; made as it is needed, so that a process shows only what it has."""
+
+    def __init__(self, label: str, recorders: Sequence[Recorder]) -> None:
+        self._label = label
+        self._recorders = recorders
+        self._counters: dict[tuple[Metric, str], Count] = {}
+
+    @cached_property
+    def claimed(self) -> Count:
+        return self.counter(names.CLAIMED)
+
+    @cached_property
+    def started(self) -> Count:
+        return self.counter(names.STARTED)
+
+    @cached_property
+    def waited(self) -> Note:
+        return _all([one.histogram(names.QUEUE_WAIT, (self._label,)) for one in self._recorders])
+
+    @cached_property
+    def ran(self) -> Note:
+        return _all([one.histogram(names.RUN_TIME, (self._label,)) for one in self._recorders])
+
+    def counter(self, metric: Metric, *labels: str) -> Count:
+        key = metric, labels[0] if labels else ""
+        count = self._counters.get(key)
+        if count is None:
+            count = self._counters[key] = _all([one.counter(metric, (self._label, *labels)) for one in self._recorders])
+        return count
+
+
 class Counting:
-    """Follows the signals of one engine and tells the recorders.
+    """Follows the events of one engine and tells the recorders."""
 
-    Blinker does not keep its receivers alive: somebody has to keep this.
-    """
-
-    def __init__(self, sender: Any, registry: Registry) -> None:
-        self.recorders: list[Recorder] = []
+    def __init__(self, registry: Registry) -> None:
         self.types = Types(registry)
+        self._recorders: list[Recorder] = []
         self._running: set[tuple[int, int]] = set()
         self._slots: dict[str, int] = {}
-        for name, receiver in self._receivers().items():
-            signals.namespace[name].connect(receiver, sender)
-
-    def record_in(self, recorder: Recorder) -> None:
-        """Record in this recorder alone, from nothing: this process is a new one."""
-        self.recorders = [recorder]
-        self._running.clear()
-        self._slots.clear()
-        self._show_slots()
-        self._show_in_flight()
-
-    def _receivers(self) -> dict[str, Callable[..., None]]:
-        return {
-            "task_enqueued": self._enqueued,
-            "task_deduplicated": self._deduplicated,
+        self._blamed = False
+        self._followed: dict[str, Callable[[Fields], None]] = {
+            "task_enqueued": partial(self._counted, names.ENQUEUED),
+            "task_deduplicated": partial(self._counted, names.DEDUPLICATED),
             "task_claimed": self._claimed,
             "task_started": self._started,
-            "task_succeeded": self._succeeded,
-            "task_retried": self._retried,
-            "task_failed": self._failed,
-            "task_dead": self._dead,
-            "task_cancelled": self._cancelled,
-            "task_timed_out": self._timed_out,
+            "task_timed_out": partial(self._counted, names.TIMED_OUT),
             "task_lease_lost": self._lease_lost,
             "task_requeued": self._requeued,
             "claim_made": self._claim_made,
@@ -86,94 +106,111 @@ class Counting:
             "node_left": self._node_gone,
             "node_lost": self._node_gone,
         }
+        for outcome in ("succeeded", "retried", "failed", "dead", "cancelled"):
+            self._followed[f"task_{outcome}"] = partial(self._finished, outcome)
+        self._ask_recorders()
+
+    def take(self, name: str, fields: Fields) -> None:
+        """Count an event; raises nothing, whatever a registry of the app does."""
+        follow = self._followed.get(name)
+        if follow is None:
+            return
+        try:
+            follow(fields)
+        except Exception:
+            if not self._blamed:
+                self._blamed = True
+                _logger.exception("counting %s failed; the tasks are not affected, and this is logged once", name)
+
+    def record_also_in(self, recorder: Recorder) -> None:
+        """Record in one more recorder; in one that has been named before, nothing changes."""
+        if recorder not in self._recorders:
+            self._recorders.append(recorder)
+            self._ask_recorders()
+
+    def record_in(self, recorder: Recorder) -> None:
+        """Record in this recorder alone, from nothing: this process is a new one."""
+        self._recorders = [recorder]
+        self._running.clear()
+        self._slots.clear()
+        self._ask_recorders()
+
+    def _ask_recorders(self) -> None:
+        self._types: dict[str, _OfType] = {}
+        self._claim_time = _all([one.histogram(names.CLAIM_TIME, ()) for one in self._recorders])
+        self._show_in_flight = _all([one.gauge(names.IN_FLIGHT) for one in self._recorders])
+        self._show_slots = _all([one.gauge(names.SLOTS) for one in self._recorders])
+        self._show_in_flight(len(self._running))
+        self._show_slots(sum(self._slots.values()))
+
+    def _of(self, task_type: str) -> _OfType:
+        of = self._types.get(task_type)
+        if of is None:
+            # By the label: types beyond the bound fill nothing.
+            label = self.types.label(task_type)
+            of = self._types.get(label) or self._types.setdefault(label, _OfType(label, self._recorders))
+        return of
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 
-    def _enqueued(self, _: Any, task_type: str, **fields: Any) -> None:
-        self._count(names.ENQUEUED, task_type)
+    def _counted(self, metric: Metric, fields: Fields) -> None:
+        self._of(fields["task_type"]).counter(metric)()
 
-    def _deduplicated(self, _: Any, task_type: str, **fields: Any) -> None:
-        self._count(names.DEDUPLICATED, task_type)
+    def _claimed(self, fields: Fields) -> None:
+        self._of(fields["task_type"]).claimed()
 
-    def _claimed(self, _: Any, task_type: str, **fields: Any) -> None:
-        self._count(names.CLAIMED, task_type)
+    def _started(self, fields: Fields) -> None:
+        of = self._of(fields["task_type"])
+        self._running.add((fields["task_id"], fields["token"]))
+        self._show_in_flight(len(self._running))
+        of.started()
+        of.waited(fields["waited"])
 
-    def _started(self, _: Any, task_type: str, task_id: int, token: int, waited: float, **fields: Any) -> None:
-        self._running.add((task_id, token))
-        self._show_in_flight()
-        self._count(names.STARTED, task_type)
-        self._observe(names.QUEUE_WAIT, task_type, waited)
+    def _finished(self, outcome: str, fields: Fields) -> None:
+        of = self._of(fields["task_type"])
+        of.counter(names.FINISHED, outcome)()
+        if self._forget(fields) and fields["duration"] is not None:
+            of.ran(fields["duration"])
 
-    def _succeeded(self, _: Any, **fields: Any) -> None:
-        self._finished("succeeded", **fields)
+    def _lease_lost(self, fields: Fields) -> None:
+        self._forget(fields)
+        self._counted(names.LEASES_LOST, fields)
 
-    def _retried(self, _: Any, **fields: Any) -> None:
-        self._finished("retried", **fields)
+    def _requeued(self, fields: Fields) -> None:
+        self._of(fields["task_type"]).counter(names.REQUEUED, fields["reason"])()
+        if fields["reason"] in ("released", "snoozed"):
+            self._finished("requeued", fields)
 
-    def _failed(self, _: Any, **fields: Any) -> None:
-        self._finished("failed", **fields)
-
-    def _dead(self, _: Any, **fields: Any) -> None:
-        self._finished("dead", **fields)
-
-    def _cancelled(self, _: Any, **fields: Any) -> None:
-        self._finished("cancelled", **fields)
-
-    def _timed_out(self, _: Any, task_type: str, **fields: Any) -> None:
-        self._count(names.TIMED_OUT, task_type)
-
-    def _lease_lost(self, _: Any, task_type: str, task_id: int, token: int, **fields: Any) -> None:
-        self._forget(task_id, token)
-        self._count(names.LEASES_LOST, task_type)
-
-    def _requeued(self, _: Any, task_type: str, reason: str, **fields: Any) -> None:
-        self._count(names.REQUEUED, task_type, reason)
-        if reason in ("released", "snoozed"):
-            self._finished("requeued", task_type=task_type, **fields)
-
-    def _finished(self, outcome: str, *, task_type: str, task_id: int, token: int, duration: float | None, **fields: Any) -> None:
-        self._count(names.FINISHED, task_type, outcome)
-        if self._forget(task_id, token) and duration is not None:
-            self._observe(names.RUN_TIME, task_type, duration)
-
-    def _forget(self, task_id: int, token: int) -> bool:
+    def _forget(self, fields: Fields) -> bool:
         """Take note that an attempt runs no more; return whether it ran in this process."""
-        if (task_id, token) not in self._running:
+        key = fields["task_id"], fields["token"]
+        if key not in self._running:
             return False
-        self._running.discard((task_id, token))
-        self._show_in_flight()
+        self._running.discard(key)
+        self._show_in_flight(len(self._running))
         return True
 
     # --- claims and nodes ---------------------------------------------------------------------------------------------
 
-    def _claim_made(self, _: Any, duration: float, **fields: Any) -> None:
-        for recorder in self.recorders:
-            recorder.observe(names.CLAIM_TIME, (), duration)
+    def _claim_made(self, fields: Fields) -> None:
+        self._claim_time(fields["duration"])
 
-    def _node_joined(self, _: Any, node: str, concurrency: int, **fields: Any) -> None:
-        self._slots[node] = concurrency
-        self._show_slots()
+    def _node_joined(self, fields: Fields) -> None:
+        self._slots[fields["node"]] = fields["concurrency"]
+        self._show_slots(sum(self._slots.values()))
 
-    def _node_gone(self, _: Any, node: str, **fields: Any) -> None:
-        self._slots.pop(node, None)
-        self._show_slots()
+    def _node_gone(self, fields: Fields) -> None:
+        self._slots.pop(fields["node"], None)
+        self._show_slots(sum(self._slots.values()))
 
-    # --- to the recorders ---------------------------------------------------------------------------------------------
 
-    def _count(self, metric: Metric, task_type: str, *labels: str) -> None:
-        label = self.types.label(task_type)
-        for recorder in self.recorders:
-            recorder.count(metric, (label, *labels))
+def _all(calls: Sequence[Callable[..., object]]) -> Callable[..., object]:
+    """Return one call that makes all of them, or the only one itself."""
+    if len(calls) == 1:
+        return calls[0]
 
-    def _observe(self, metric: Metric, task_type: str, value: float) -> None:
-        label = self.types.label(task_type)
-        for recorder in self.recorders:
-            recorder.observe(metric, (label,), value)
+    def make(*arguments: float) -> None:
+        for call in calls:
+            call(*arguments)
 
-    def _show_in_flight(self) -> None:
-        for recorder in self.recorders:
-            recorder.put(names.IN_FLIGHT, len(self._running))
-
-    def _show_slots(self) -> None:
-        for recorder in self.recorders:
-            recorder.put(names.SLOTS, sum(self._slots.values()))
+    return make

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from ..runtime.host import Host
 from . import names
-from .counting import Counting
+from .counting import Count, Counting, Note
 from .names import Metric
 from .queue import QueueCollector
 
@@ -42,16 +42,16 @@ def register_host(host: Host, registry: CollectorRegistry = REGISTRY) -> None:
     if recorder is None:
         recorder = _recorders[registry] = PrometheusRecorder(registry)
     counting = counting_of(host)
-    if recorder not in counting.recorders:
-        counting.recorders.append(recorder)
+    counting.record_also_in(recorder)
     recorder.queues.add(host, counting.types)
 
 
 def counting_of(host: Host) -> Counting:
-    """Return what counts for an engine."""
+    """Return what counts for the engine of a host, which tells it from now on."""
     counting = _countings.get(host.sender)
     if counting is None:
-        counting = _countings[host.sender] = Counting(host.sender, host.registry)
+        counting = _countings[host.sender] = Counting(host.registry)
+    host.count = counting.take
     return counting
 
 
@@ -60,29 +60,24 @@ class PrometheusRecorder:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics: Mapping[str, Any] = {metric.name: _made(metric, registry) for metric in names.METRICS if not metric.of_queue}
-        self._children: dict[tuple[str, tuple[str, ...]], Any] = {}
         self.queues = QueueCollector()
         registry.register(self.queues)
 
-    def count(self, metric: Metric, labels: tuple[str, ...]) -> None:
-        """Count one more."""
-        self._child(metric, labels).inc()
+    def counter(self, metric: Metric, labels: tuple[str, ...]) -> Count:
+        """Return what counts one more."""
+        count: Count = self._metrics[metric.name].labels(*labels).inc
+        return count
 
-    def observe(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        """Add a value to a histogram."""
-        self._child(metric, labels).observe(value)
+    def histogram(self, metric: Metric, labels: tuple[str, ...]) -> Note:
+        """Return what adds a value to a histogram."""
+        whole = self._metrics[metric.name]
+        note: Note = (whole.labels(*labels) if labels else whole).observe
+        return note
 
-    def put(self, metric: Metric, value: float) -> None:
-        """Set a gauge."""
-        self._metrics[metric.name].set(value)
-
-    def _child(self, metric: Metric, labels: tuple[str, ...]) -> Any:
-        key = metric.name, labels
-        child = self._children.get(key)
-        if child is None:
-            whole = self._metrics[metric.name]
-            child = self._children[key] = whole.labels(*labels) if labels else whole
-        return child
+    def gauge(self, metric: Metric) -> Note:
+        """Return what sets a gauge."""
+        note: Note = self._metrics[metric.name].set
+        return note
 
 
 def _made(metric: Metric, registry: CollectorRegistry) -> Any:

@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 _TRACE, _BAGGAGE = TraceContextTextMapPropagator(), W3CBaggagePropagator()
 _EMPTY = Context()
-_PLAIN = re.compile("00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_NOTHING = _EMPTY, trace.INVALID_SPAN_CONTEXT
+_PLAIN = re.compile(r'\{"traceparent": ?"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})"\}')
 _LONGEST_CONTEXT = 16_384
 """Characters of a stored context; more than W3C allows for its three headers together."""
 
@@ -51,7 +52,8 @@ _logger = logging.getLogger("flask_taskengine")
 
 @dataclass(slots=True)
 class _Attempt:
-    span: Span
+    span: Span | None
+    """None where it is known that nothing is recorded."""
     context: Context
     began: int
     """Nanoseconds since the epoch."""
@@ -70,6 +72,9 @@ class Tracer:
         self._links = mode == "link"
         self._tracer = trace.get_tracer("flask_taskengine", version("flask-taskengine"))
         self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._provider: object = None
+        self._obeys = False
+        self._last: tuple[object, Context, SpanContext] = None, *_NOTHING
         self._blamed = False
 
     # --- enqueue ------------------------------------------------------------------------------------------------------
@@ -91,18 +96,25 @@ class Tracer:
 
     def announce(self, name: str, fields: Mapping[str, Any], tell: Callable[[], None]) -> None:
         """Tell of an event inside the span of the attempt that it is about; the first begins the span and the last ends it."""
-        begins = name == "task_started"
-        attempt = self._safely(self._begin if begins else self._known, fields)
-        if attempt is None or begins:
+        if name == "task_started":
+            self._safely(self._begin, fields)
             tell()
             return
-        token = attach(attempt.context)
-        try:
+        attempt = self._attempts.get((fields["task_id"], fields["token"]))
+        if attempt is None:
             tell()
-        finally:
-            detach(token)
-        if name in names.OUTCOMES:
-            self._safely(self._end, attempt, names.OUTCOMES[name], fields)
+        elif name == "task_succeeded" and attempt.span is None:
+            # Most of all events: nothing is to be seen of them but a line, which is told the task.
+            del self._attempts[fields["task_id"], fields["token"]]
+            tell()
+        else:
+            token = attach(attempt.context)
+            try:
+                tell()
+            finally:
+                detach(token)
+            if name in names.OUTCOMES:
+                self._safely(self._end, attempt, names.OUTCOMES[name], fields)
 
     @contextmanager
     def unseen(self) -> Iterator[None]:
@@ -127,15 +139,15 @@ class Tracer:
         if hasattr(provider, "force_flush"):
             self._safely(provider.force_flush, int(timeout * 1000))
 
-    def _known(self, fields: Mapping[str, Any]) -> _Attempt | None:
-        return self._attempts.get((fields.get("task_id", 0), fields.get("token", 0)))
-
-    def _begin(self, fields: Mapping[str, Any]) -> _Attempt | None:
+    def _begin(self, fields: Mapping[str, Any]) -> None:
         run = current.get()
         if run is None:
-            return None
-        before = context_of(run.task)
-        remote = get_current_span(before).get_span_context()
+            return
+        before, remote = self._stored_with(run.task)
+        if remote.is_valid and not (self._links or remote.trace_flags.sampled) and self._follows_parents():
+            self._attempts[run.task.id, run.task.claims] = _Attempt(None, before, 0)
+            attach(before)
+            return
         links = [Link(remote)] if self._links and remote.is_valid else []
         if links:
             before = set_span_in_context(trace.INVALID_SPAN, before)
@@ -153,12 +165,29 @@ class Tracer:
         attempt = self._attempts[run.task.id, run.task.claims] = _Attempt(span, set_span_in_context(span, before), began)
         # Never detached: each run has its context variables to itself.
         attach(attempt.context)
-        return attempt
+
+    def _stored_with(self, task: Claimed) -> tuple[Context, SpanContext]:
+        """Return what was stored with a task; that of the last one again where it is the same, as in a batch."""
+        # One read and one write, since other threads do the same.
+        stored, last = task.trace_context, self._last
+        if stored is None or stored != last[0]:
+            last = self._last = (stored, *context_of(stored))
+        return last[1:]
+
+    def _follows_parents(self) -> bool:
+        """Say whether the provider's sampler is known to drop whatever a parent elsewhere has dropped: then it need not be asked."""
+        provider = trace.get_tracer_provider()
+        if provider is not self._provider:
+            self._provider = provider
+            sampler = getattr(provider, "sampler", None)
+            said = sampler.get_description() if sampler is not None else ""
+            self._obeys = said.startswith("ParentBased{") and "remoteParentNotSampled:AlwaysOffSampler" in said
+        return self._obeys
 
     def _end(self, attempt: _Attempt, outcome: str, fields: Mapping[str, Any]) -> None:
         del self._attempts[fields["task_id"], fields["token"]]
         span, failure = attempt.span, fields.get("failure")
-        if not span.is_recording():
+        if span is None or not span.is_recording():
             return
         span.set_attribute(names.TASK_OUTCOME, outcome)
         if failure is not None:
@@ -179,20 +208,25 @@ class Tracer:
             return None
 
 
-def context_of(task: Claimed) -> Context:
-    """Return what was stored with a task as a context; an empty one where there is nothing, or nothing that can be read."""
-    stored: Any = task.trace_context
-    return _extracted(stored) if isinstance(stored, dict) else _EMPTY
-
-
-def _extracted(stored: Mapping[str, Any]) -> Context:
-    text = stored.get("traceparent")
-    plain = _PLAIN.fullmatch(text) if len(stored) == 1 and isinstance(text, str) else None
+def context_of(stored: str | None) -> tuple[Context, SpanContext]:
+    """Return what was stored with a task, and the span in it; an empty context where there is nothing, or nothing that can be read."""
+    if not isinstance(stored, str):
+        return _NOTHING
+    plain = _PLAIN.fullmatch(stored)
     if plain is not None:
         # What nearly every row has, read without the library's look at what it has not.
         span = SpanContext(int(plain[1], 16), int(plain[2], 16), is_remote=True, trace_flags=TraceFlags(int(plain[3], 16)))
-        return set_span_in_context(NonRecordingSpan(span), _EMPTY) if span.is_valid else _EMPTY
-    carrier = {name: text for name, text in stored.items() if isinstance(text, str) and len(text) <= _LONGEST_CONTEXT}
+        return (set_span_in_context(NonRecordingSpan(span), _EMPTY), span) if span.is_valid else _NOTHING
+    try:
+        carried = json.loads(stored)
+    except (ValueError, RecursionError):
+        return _NOTHING
+    context = _extracted(carried) if isinstance(carried, dict) else _EMPTY
+    return context, get_current_span(context).get_span_context()
+
+
+def _extracted(carried: Mapping[str, Any]) -> Context:
+    carrier = {name: text for name, text in carried.items() if isinstance(text, str) and len(text) <= _LONGEST_CONTEXT}
     context = _TRACE.extract(carrier, _EMPTY)
     return _BAGGAGE.extract(carrier, context) if "baggage" in carrier else context
 

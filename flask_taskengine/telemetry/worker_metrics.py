@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -15,6 +16,7 @@ from prometheus_client.utils import floatToGoString
 from ..runtime.cells import Cells
 from ..runtime.desk import Desk
 from . import names
+from .counting import Count, Note
 from .names import Metric
 
 
@@ -23,31 +25,31 @@ class CellRecorder:
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        self._places: dict[tuple[str, tuple[str, ...]], int | None] = {}
 
-    def count(self, metric: Metric, labels: tuple[str, ...]) -> None:
-        """Count one more."""
+    def counter(self, metric: Metric, labels: tuple[str, ...]) -> Count:
+        """Return what counts one more."""
         place = self._place(metric, labels)
-        if place is not None:
-            self._cells.add(place)
+        return _nothing if place is None else partial(self._cells.add, place)
 
-    def observe(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        """Add a value to a histogram: to its bucket, and to the sum behind them."""
-        place = self._place(metric, labels)
-        if place is not None:
-            self._cells.add_both(place + bisect_left(metric.buckets, value), 1.0, place + len(metric.buckets) + 1, value)
+    def histogram(self, metric: Metric, labels: tuple[str, ...]) -> Note:
+        """Return what adds a value: to its bucket, and to the sum behind them."""
+        place, bounds, add = self._place(metric, labels), metric.buckets, self._cells.add_both
+        if place is None:
+            return _nothing
+        total = place + len(bounds) + 1
+        return lambda value: add(place + bisect_left(bounds, value), 1.0, total, value)
 
-    def put(self, metric: Metric, value: float) -> None:
-        """Set a gauge."""
+    def gauge(self, metric: Metric) -> Note:
+        """Return what sets a gauge."""
         place = self._place(metric, ())
-        if place is not None:
-            self._cells.put(place, value)
+        return _nothing if place is None else partial(self._cells.put, place)
 
     def _place(self, metric: Metric, labels: tuple[str, ...]) -> int | None:
-        key = metric.name, labels
-        if key not in self._places:
-            self._places[key] = self._cells.place(json.dumps([metric.name, *labels]), _width(metric))
-        return self._places[key]
+        return self._cells.place(json.dumps([metric.name, *labels]), _width(metric))
+
+
+def _nothing(*_: float) -> None:
+    """Count nothing: there is no room for more."""
 
 
 class CellCollector(Collector):

@@ -37,8 +37,6 @@ _KEY_REASONS = {
     "40001": "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again",
 }
 _INSERT_CHUNK = 2000
-_JSON_PLACES = (2, 11)
-"""Where the payload and the trace context stand in a claimed row."""
 _CANCEL_TIMEOUT = 3.0
 
 
@@ -271,7 +269,8 @@ def _row(new: NewTask) -> tuple[Any, ...]:
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
-    return Claimed(*(read_json(value) if i in _JSON_PLACES else value for i, value in enumerate(row)))
+    task_id, task_type, payload, *others = row
+    return Claimed(task_id, task_type, read_json(payload), *others)
 
 
 def _chunks(places: list[int]) -> Iterator[list[int]]:
