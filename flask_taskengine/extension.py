@@ -31,6 +31,7 @@ from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
 from .runtime.host import Host
+from .schedules import Schedules
 from .settings import Settings
 from .signals import emit, task_cancelled, task_enqueued, task_requeued
 from .store import migrations, tasks
@@ -68,6 +69,9 @@ class TaskEngine:
         self, app: Flask | None = None, db: SQLAlchemy | None = None, *, executor_factory: Callable[[int], Any] | None = None
     ) -> None:
         self.registry = Registry()
+        self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
+        """What can be done to schedules."""
+        self.schedule = self.schedules.declare
         self.executor_factory = executor_factory
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
@@ -80,7 +84,7 @@ class TaskEngine:
             ConfigError: the settings are wrong; every fault is listed.
         """
         settings = Settings.from_config(app.config)
-        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self)
+        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self, schedules=self.schedules.declared)
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
@@ -246,6 +250,9 @@ class TaskEngine:
         if created and isinstance(target, Session):
             outbox.note(target, announce, created)
 
+    def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
+        self._note(self._reach(session)[0], [made], [NewTask(type=task_type, payload=None)])
+
     # --- single tasks -------------------------------------------------------------------------------------------------
 
     def get(self, task_id: int, *, session: Where | None = None) -> Task | None:
@@ -346,6 +353,9 @@ class TaskEngine:
             target = target()
         connection = target if isinstance(target, sa.Connection) else target.connection()
         return target, connection, host.dialect(connection.dialect.name)
+
+    def _reach(self, session: Where | None) -> tuple[Session | sa.Connection, sa.Connection, Dialect]:
+        return self._target(self._host(), session)
 
     def _forgive_error(self, error: BaseException | None) -> None:
         """A request that fails rolls back on purpose: what it has enqueued is no forgotten commit."""

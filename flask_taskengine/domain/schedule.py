@@ -51,9 +51,11 @@ class FixedRate:
         object.__setattr__(self, "period", _duration("FixedRate", period))
 
     def after(self, moment: datetime) -> datetime | None:
+        """Return the moment one period later."""
         return later(moment, self.period)
 
     def due(self, since: datetime, now: datetime, most: int) -> list[datetime]:
+        """Return, oldest first, the last ``most`` points of the grid from ``since`` to ``now``."""
         period = timedelta(seconds=self.period)
         last = (now - since) // period
         return [since + period * place for place in range(max(0, last - most + 1), last + 1)]
@@ -78,9 +80,11 @@ class FixedDelay:
         object.__setattr__(self, "delay", _duration("FixedDelay", delay))
 
     def after(self, moment: datetime) -> datetime | None:
+        """Return the next time, given the end of a run."""
         return later(moment, self.delay)
 
     def due(self, since: datetime, now: datetime, most: int) -> list[datetime]:
+        """Return ``since`` alone: the times after it depend on the run."""
         return [since]
 
     def __str__(self) -> str:
@@ -112,9 +116,11 @@ class Dynamic:
         object.__setattr__(self, "next_run", next_run)
 
     def after(self, moment: datetime) -> datetime | None:
+        """Return the time that holds where nothing else is said, given the end of a run."""
         return later(moment, self.default)
 
     def due(self, since: datetime, now: datetime, most: int) -> list[datetime]:
+        """Return ``since`` alone: the times after it depend on the run."""
         return [since]
 
     def __str__(self) -> str:

@@ -164,7 +164,9 @@ def _walls(fields: str, after: datetime) -> Iterator[datetime]:
 def _checked(expression: object) -> str:
     """Return the expression's fields as cronsim reads them."""
     if not isinstance(expression, str) or len(expression) > _LONGEST:
-        raise InvalidArgument(f"the cron expression {expression!r:.60} is no text of at most {_LONGEST} characters: {_FIELDS}{', '.join(ALIASES)}")
+        raise InvalidArgument(
+            f"the cron expression {expression!r:.60} is no text of at most {_LONGEST} characters: {_FIELDS}{', '.join(ALIASES)}"
+        )
     given = expression.strip()
     fields = ALIASES.get(given.lower(), given)
     if fields.startswith("@"):

@@ -30,9 +30,7 @@ class Declared:
     """Where it is declared, for people."""
 
 
-def declare(
-    connection: sa.Connection, dialect: Dialect, declared: Mapping[str, Declared], node: str | None, lease: float
-) -> list[str]:
+def declare(connection: sa.Connection, dialect: Dialect, declared: Mapping[str, Declared], node: str | None, lease: float) -> list[str]:
     """Write what the code declares, in the caller's transaction. Never commits. Writes nothing where the rows agree with it.
 
     The newest definition holds while a node lives that declares it. Until then a node with one that it has replaced, an older
@@ -49,7 +47,9 @@ def declare(
         if row.source == CODE:
             _follow(connection, dialect, declared[name], row, node, alive)
     taken = [name for name, row in found.items() if row.source != CODE]
-    return [f"the schedule {name!r} of {declared[name].place} has the name of a stored one: give one of them another" for name in sorted(taken)]
+    return [
+        f"the schedule {name!r} of {declared[name].place} has the name of a stored one: give one of them another" for name in sorted(taken)
+    ]
 
 
 def _insert(connection: sa.Connection, dialect: Dialect, one: Declared, node: str | None) -> None:
@@ -65,9 +65,7 @@ def _insert(connection: sa.Connection, dialect: Dialect, one: Declared, node: st
     dialect.insert_absent(connection, dialect.tables.schedule, values)
 
 
-def _follow(
-    connection: sa.Connection, dialect: Dialect, one: Declared, row: ScheduleRow, node: str | None, alive: set[str]
-) -> None:
+def _follow(connection: sa.Connection, dialect: Dialect, one: Declared, row: ScheduleRow, node: str | None, alive: set[str]) -> None:
     mine = one.definition.form()
     if row.definition == mine:
         if row.declared_by not in alive and node is not None and node in alive:

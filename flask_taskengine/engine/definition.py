@@ -72,7 +72,9 @@ def checked_timing(value: object) -> Timing:
     """
     if isinstance(value, (Cron, FixedRate, FixedDelay, Dynamic)):
         return value
-    raise InvalidArgument(f"{value!r:.80} does not say when to run: give Cron('0 3 * * *'), FixedRate('1h'), FixedDelay('10m') or Dynamic('10m')")
+    raise InvalidArgument(
+        f"{value!r:.80} does not say when to run: give Cron('0 3 * * *'), FixedRate('1h'), FixedDelay('10m') or Dynamic('10m')"
+    )
 
 
 def _timing_form(timing: Timing) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..domain.backoff import Backoff, Series
-from ..domain.errors import Reject, Snooze
+from ..domain.errors import InvalidArgument, Reject, Snooze
 from ..domain.occurrence import Occurrence, OccurrenceEnd, occurrence_of
 from ..domain.outcome import Ending, Orphaned, Outcome, Verdict, decide
 from ..domain.retry import RetryPolicy
@@ -30,6 +31,7 @@ RUNS_OF_LOST_NODES = 3
 """So often an occurrence is begun whose node dies, where its failure setting allows less: that is no failure of the handler."""
 _WAIT_FOR_TURN = 1.0
 _AT_ONCE = Backoff(Series.FIXED, 0.0, None, 0.0)
+_logger = logging.getLogger("flask_taskengine")
 
 
 def may_begin(connection: sa.Connection, tables: Tables, task: Claimed) -> ScheduleContext | None:
@@ -77,6 +79,7 @@ class Held:
 
     @property
     def wanted(self) -> datetime | None:
+        """The next time that the handler has asked for."""
         return None if self.context is None else self.context.next_from(self.now)
 
 
@@ -89,7 +92,13 @@ def hold(connection: sa.Connection, tables: Tables, task: Claimed, context: Sche
     if locked is None or locked[0].task_id != task.id:
         return None
     row, now = locked
-    return Held(occurrence, row, now, read_definition(row.definition), context)
+    try:
+        definition = read_definition(row.definition)
+    except InvalidArgument as error:
+        # The end of the run must be recorded in any case; a node that can read the schedule lets it go on.
+        _logger.warning("schedule %r: %s", row.name, error)
+        return None
+    return Held(occurrence, row, now, definition, context)
 
 
 def decide_occurrence(

@@ -67,7 +67,7 @@ def _planned(row: ScheduleRow, now: datetime) -> _Due | None:
     try:
         definition = read_definition(row.definition)
     except InvalidArgument as error:
-        _logger.error("schedule %r does not run: %s", row.name, error)
+        _logger.warning("schedule %r does not run: %s", row.name, error)
         return None
     return _Due(row, now, definition, plan(definition.timing, definition.misfire, row.next_at, now))
 

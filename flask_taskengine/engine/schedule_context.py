@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from ..domain.durations import seconds
 from ..domain.errors import InvalidArgument
 from ..domain.schedule import later
+from .payload import dump_result
+
+_logger = logging.getLogger("flask_taskengine")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -31,7 +36,7 @@ class ScheduleContext:
     last_success_at: datetime | None
     next_at: datetime | None
     """The next regular time; ``None`` where it follows from the end of this run."""
-    state: Any
+    state: Any = field(repr=False)
     """JSON that the last successful run has left, at first ``None``. Assigned or changed in place, it is stored in the transaction
     of this run's work if the run succeeds, and lost with that work if it fails."""
     error: BaseException | None = None
@@ -54,10 +59,30 @@ class ScheduleContext:
         """
         self.wanted = moment_or_wait(when)
 
-    def returned(self, value: Any) -> None:
-        """Take note of what the handler returned, where that is the next time."""
-        if self.dynamic and value is not None:
-            self.run_next(value)
+    def succeeded(self, context: Any, returned: Any, next_run: Callable[[Any], Any] | None, max_bytes: int) -> None:
+        """Take note of what the handler has left behind and of the next time that it, or ``next_run``, says.
+
+        Raises:
+            PayloadError: the state has no JSON form, or has more bytes than a payload may have.
+            InvalidArgument: the next time is none; so for what ``next_run`` raises.
+        """
+        if self.dynamic and returned is not None:
+            self.run_next(returned)
+        self._ask(context, next_run)
+        self.state_text = dump_result(self.state, max_bytes, task_type=self.name)
+
+    def failed(self, context: Any, error: BaseException, next_run: Callable[[Any], Any] | None) -> None:
+        """Ask ``next_run`` for the next time after a run that failed; its own errors are logged and the default holds."""
+        self.error = error
+        try:
+            self._ask(context, next_run)
+        except Exception:
+            _logger.exception("next_run of the schedule %r failed", self.name)
+
+    def _ask(self, context: Any, next_run: Callable[[Any], Any] | None) -> None:
+        wanted = None if next_run is None else next_run(context)
+        if wanted is not None:
+            self.run_next(wanted)
 
     def next_from(self, now: datetime) -> datetime | None:
         """Return the next time that was asked for, given the database's now; ``None`` where none was."""

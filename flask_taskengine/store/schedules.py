@@ -128,9 +128,7 @@ def lock(connection: sa.Connection, tables: Tables, name: str) -> tuple[Schedule
     return _row(row[:-1]), row[-1]
 
 
-def lock_due(
-    connection: sa.Connection, tables: Tables, served: sa.ColumnElement[bool], most: int
-) -> list[tuple[ScheduleRow, datetime]]:
+def lock_due(connection: sa.Connection, tables: Tables, served: sa.ColumnElement[bool], most: int) -> list[tuple[ScheduleRow, datetime]]:
     """Lock due schedules that no other transaction has locked; return each with the database's now, the longest overdue first."""
     statement = (
         _select(tables, db_now())
