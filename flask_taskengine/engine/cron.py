@@ -108,20 +108,17 @@ class Cron:
 
     def _shown_after(self, moment: datetime) -> datetime | None:
         """Whenever the clocks show it."""
-        local = moment.astimezone(self._zone)
-        wall = local.replace(tzinfo=None)
-        ahead = (instant for shown in _walls(self._fields, wall) for instant in self._instants(shown) if instant > moment)
-        found = next(ahead, None)
-        set_back = self._set_back(moment, local)
-        if set_back:
-            # Times that the clocks show already, and soon again.
-            for shown in _walls(self._fields, wall - set_back):
-                if shown > wall:
-                    break
-                again = [instant for instant in self._instants(shown) if instant > moment]
-                if again:
-                    return min(again[0], found or again[0])
-        return found
+        wall = moment.astimezone(self._zone).replace(tzinfo=None)
+        found = self._first_ahead(moment, wall)
+        repeated = self._repeated_from(moment)
+        # Times that the clocks show already, and soon again.
+        again = None if repeated is None else self._first_ahead(moment, repeated - _SECOND)
+        return min((instant for instant in (found, again) if instant is not None), default=None)
+
+    def _first_ahead(self, moment: datetime, wall: datetime) -> datetime | None:
+        """Return the first of the instants after ``moment`` at which the clocks show a time of the expression after ``wall``."""
+        shown = _walls(self._fields, wall)
+        return next((instant for time in shown for instant in self._instants(time) if instant > moment), None)
 
     def _instants(self, wall: datetime) -> list[datetime]:
         """Return the moments at which the clocks show this: none in a gap, two in a repeated hour."""
@@ -134,26 +131,34 @@ class Cron:
         if instants:
             return instants[0]
         # Read with the offsets of before and of after the change, a skipped time lies behind the change and before it.
-        high, low = (wall.replace(tzinfo=self._zone, fold=fold).astimezone(UTC) for fold in (0, 1))
-        after = high.astimezone(self._zone).utcoffset()
-        while high - low > _SECOND:
-            middle = low + (high - low) // 2
-            middle = middle.replace(microsecond=0)
-            if middle.astimezone(self._zone).utcoffset() == after:
-                high = middle
-            else:
-                low = middle
-        return high
+        late, early = (wall.replace(tzinfo=self._zone, fold=fold).astimezone(UTC) for fold in (0, 1))
+        return self._change_between(early, late)
 
-    def _set_back(self, moment: datetime, local: datetime) -> timedelta | None:
-        """Return by how much the clocks will be set back, if that makes them show again what they show now."""
-        now, later = local.utcoffset(), (moment + timedelta(days=1)).astimezone(self._zone).utcoffset()
-        assert now is not None
-        assert later is not None
-        by = now - later
-        if by <= timedelta(0) or (moment + by).astimezone(self._zone).utcoffset() == now:
+    def _repeated_from(self, moment: datetime) -> datetime | None:
+        """Return the first of the times that the clocks will soon show again, if what they show now is among them."""
+        tomorrow = moment + timedelta(days=1)
+        set_back = self._offset(moment) - self._offset(tomorrow)
+        if set_back <= timedelta(0):
             return None
-        return by
+        change = self._change_between(moment, tomorrow)
+        return change.astimezone(self._zone).replace(tzinfo=None) if change - moment <= set_back else None
+
+    def _change_between(self, early: datetime, late: datetime) -> datetime:
+        """Return the second at which the clocks are changed."""
+        early, late = early.replace(microsecond=0), late.replace(microsecond=0)
+        after = self._offset(late)
+        while late - early > _SECOND:
+            middle = (early + (late - early) / 2).replace(microsecond=0)
+            if self._offset(middle) == after:
+                late = middle
+            else:
+                early = middle
+        return late
+
+    def _offset(self, moment: datetime) -> timedelta:
+        offset = moment.astimezone(self._zone).utcoffset()
+        assert offset is not None
+        return offset
 
 
 def _walls(fields: str, after: datetime) -> Iterator[datetime]:

@@ -56,11 +56,12 @@ class Scheduler:
         self._free_at = 0.0
         self._first = True
         """Whether this node begins occurrences at once."""
+        self._ends = 0
         self._contended = 0
         self._looked = 0.0
         self._nudged = False
-        self.began = threading.Event()
-        """Set once everything that was due at the start has been enqueued."""
+        self.nothing_due = threading.Event()
+        """Cleared while something that has ended here may make the next occurrence due."""
 
     def start(self) -> None:
         self._loop.start()
@@ -74,6 +75,8 @@ class Scheduler:
     def look(self) -> None:
         """Look now: an occurrence has ended here."""
         self._first = True
+        self._ends += 1
+        self.nothing_due.clear()
         self._loop.wake()
 
     def nudge(self) -> None:
@@ -112,14 +115,16 @@ class Scheduler:
         if not self._node:
             return None
         self._nudged, self._looked = False, time.monotonic()
+        ends = self._ends
         self._declare()
         served = self._served()
         self._free_ended(served)
         with self._line.statement() as connection:
             wait = schedules.seconds_to_next(connection, self._database.tables, served)
         if wait is None or wait > 0:
-            self.began.set()
             self._contended = 0
+            if ends == self._ends:
+                self.nothing_due.set()
             return self._sleep(wait)
         return 0 if self._begin(served) else self._contention()
 

@@ -99,7 +99,7 @@ class Worker:
         self._isolation = isolation
         self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types, isolation)
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
-        self.dispatcher.recorded = lambda: not self.completer.waiting
+        self.dispatcher.recorded = lambda: not self.completer.waiting and self.scheduler.nothing_due.is_set()
         self.rollcall = RollCall(self.database, self.executor, self.completer, host.settings.heartbeat_interval)
         self.scheduler = Scheduler(self.database, self.dispatcher.types, self.dispatcher.wake)
         self.executor.may_begin = self.scheduler.may_begin
