@@ -30,7 +30,7 @@ from .engine.explain import Explanation
 from .engine.cron import Cron
 from .engine.processor import TaskProcessor
 from .engine.schedule_context import ScheduleContext
-from .engine.schedule_verbs import Schedule
+from .engine.scheduled import Schedule
 from .extension import TaskEngine
 from .runtime.run import current_task
 

@@ -11,19 +11,21 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
 from .domain.backoff import Backoff, Duration
-from .domain.errors import ConfigError, InvalidArgument, ScheduleConflict
+from .domain.errors import ConfigError, InvalidArgument
 from .domain.limits import Limits
 from .domain.schedule import MOST_CAUGHT_UP, Dynamic, Misfire, MisfirePolicy, Timing, name_fault
 from .domain.task import Enqueued
 from .engine import schedule_verbs as verbs
+from .engine import scheduled
 from .engine.declare import Declared
 from .engine.definition import Definition, checked_timing
 from .engine.processor import ProcessorOptions, processor_from_function
 from .engine.registry import Registry
 from .engine.schedule_context import moment_or_wait
-from .engine.schedule_verbs import Schedule
+from .engine.scheduled import Desk, Schedule
 from .runtime.host import Host
 from .store.dialects.base import Dialect
+from .store.schedules import ScheduleRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 Where = scoped_session[Any] | Session | sa.Connection
@@ -115,15 +117,15 @@ class Schedules:
 
     def list(self, *, session: Where | None = None) -> list[Schedule]:
         """Return all schedules by name."""
-        return verbs.listed(self._desk(session)[1])
+        return scheduled.listed(self._desk(session)[1])
 
     def get(self, name: str, *, session: Where | None = None) -> Schedule:
         """Return one schedule."""
-        return verbs.get(self._desk(session)[1], name)
+        return scheduled.get(self._desk(session)[1], name)
 
     def preview(self, name: str, count: int = 20, *, session: Where | None = None) -> Sequence[datetime]:
         """Return the next ``count`` times in UTC, or the next one where the others follow from how long runs take."""
-        return verbs.preview(self._desk(session)[1], name, count)
+        return scheduled.preview(self._desk(session)[1], name, count)
 
     # --- stored schedules -----------------------------------------------------------------------------------------------
 
@@ -164,24 +166,16 @@ class Schedules:
             ScheduleConflict: it stands in the code.
             InvalidArgument, PayloadError: as ``create``.
         """
-        host, desk = self._desk(session)
-        old = verbs.get(desk, name)
-        if old.definition is None or not old.stored:
-            raise ScheduleConflict(name, "stands in the code, or was written by a newer version: change it there")
-        misfire = old.definition.misfire
-        said: dict[str, Any] = {
-            "schedule": old.definition.timing,
-            "on_failure": old.definition.on_failure,
-            "misfire": misfire.policy,
-            "misfire_grace": misfire.grace,
-            "misfire_limit": misfire.most,
-            "priority": old.definition.priority,
-        }
-        unknown = changes.keys() - said.keys() - {"payload"}
+        unknown = changes.keys() - ScheduleOptions.__annotations__.keys() - {"schedule", "payload"}
         if unknown:
-            raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: give payload, {', '.join(said)} or session")
-        payload = {"payload": self._payload(host, old.type, changes.pop("payload"))} if "payload" in changes else {}
-        return verbs.change(desk, name, definition_of(**said | changes), payload)
+            raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: give schedule, payload, session or the options of create")
+        host, desk = self._desk(session)
+
+        def edit(row: ScheduleRow, old: Definition) -> tuple[Definition, dict[str, str | None]]:
+            payload = {"payload": self._payload(host, row.type, changes.pop("payload"))} if "payload" in changes else {}
+            return definition_of(**_said(old) | changes), payload
+
+        return verbs.change(desk, name, edit)
 
     def remove(self, name: str, *, session: Where | None = None) -> None:
         """Remove a stored schedule, or an orphaned one of which the code has gone.
@@ -205,7 +199,7 @@ class Schedules:
         _, desk = self._desk(session)
         made = verbs.run_now(desk, name, move_next=move_next)
         if made.created:
-            self._enqueued(session, made, verbs.get(desk, name).type)
+            self._enqueued(session, made, scheduled.get(desk, name).type)
         return made
 
     def reschedule(self, name: str, when: datetime | timedelta | float | str, *, session: Where | None = None) -> Schedule:
@@ -227,10 +221,10 @@ class Schedules:
             raise InvalidArgument(f"this app has no processor for the task type {task_type!r:.80}; it has: {known}")
         return processor.codec.dump(payload, host.settings.max_payload)
 
-    def _desk(self, session: Where | None) -> tuple[Host, verbs.Desk]:
+    def _desk(self, session: Where | None) -> tuple[Host, Desk]:
         host = self._host()
         _, connection, dialect = self._reach(session)
-        return host, verbs.Desk(connection, dialect, self.declared, self._registry.types(), host.settings.lease)
+        return host, Desk(connection, dialect, self.declared, self._registry.types(), host.settings.lease)
 
 
 def definition_of(
@@ -252,3 +246,16 @@ def definition_of(
     if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) >= 2**31:
         raise InvalidArgument(f"priority is {priority!r:.40}: give a whole number of 32 bits")
     return Definition(checked_timing(schedule), on_failure, Misfire(misfire, misfire_grace, misfire_limit), priority)
+
+
+def _said(definition: Definition) -> dict[str, Any]:
+    """Return the arguments that make a definition."""
+    misfire = definition.misfire
+    return {
+        "schedule": definition.timing,
+        "on_failure": definition.on_failure,
+        "misfire": misfire.policy,
+        "misfire_grace": misfire.grace,
+        "misfire_limit": misfire.most,
+        "priority": definition.priority,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -11,6 +12,7 @@ from flask_taskengine.domain.durations import LONGEST
 
 
 def waits(backoff: Backoff, count: int) -> list[float]:
+    """Return the waits after the first failures."""
     return [backoff.backoff(attempt) for attempt in range(1, count + 1)]
 
 
@@ -34,13 +36,13 @@ def test_the_series_in_multiples_of_the_base(backoff: Backoff, expected: list[fl
 
 @pytest.mark.parametrize("make", [Backoff.linear, Backoff.arithmetic, Backoff.geometric])
 @pytest.mark.parametrize("cap", [None, "1h"])
-def test_a_hundred_failures_in_a_row(make: type[Backoff], cap: str | None) -> None:
+def test_a_hundred_failures_in_a_row(make: Callable[..., Backoff], cap: str | None) -> None:
     """However long it fails, the waits never shrink, are never negative and never beyond the cap, which every date can take."""
-    series = waits(make("1m", None, cap), 100)  # type: ignore[arg-type]
+    series = waits(make("1m", None, cap), 100)
     assert series == sorted(series)
     assert series[0] == 60
     assert series[-1] <= (LONGEST if cap is None else 3600)
-    assert waits(make("1m", None, cap), 100_000)[-1] <= LONGEST  # type: ignore[arg-type]
+    assert waits(make("1m", None, cap), 100_000)[-1] <= LONGEST
 
 
 def test_none_tries_nothing_again() -> None:
@@ -50,13 +52,17 @@ def test_none_tries_nothing_again() -> None:
 
 def test_the_number_of_attempts() -> None:
     """Five unless another one is given; None is no bound."""
-    assert [Backoff.fixed(1).max_attempts, Backoff.fixed(1, 3).max_attempts, Backoff.fixed(1, max_attempts=None).max_attempts] == [5, 3, None]
+    assert [Backoff.fixed(1).max_attempts, Backoff.fixed(1, 3).max_attempts, Backoff.fixed(1, max_attempts=None).max_attempts] == [
+        5,
+        3,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("base", "attempts"), [("-1s", 3), ("0s", 3), (0.0001, 3), ("soon", 3), (1, 0), (1, -1), (1, True), (1, 1.5)])
 def test_arguments_out_of_range_are_refused(base: str | float, attempts: int) -> None:
     """The error is one of the caller, at once."""
-    with pytest.raises(InvalidArgument, match="Backoff.geometric"):
+    with pytest.raises(InvalidArgument, match=r"Backoff\.geometric"):
         Backoff.geometric(base, max_attempts=attempts)
     with pytest.raises(InvalidArgument):
         Backoff.geometric("1m", cap=base if attempts == 3 else "x")

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from flask_taskengine import Cron, Dynamic, FixedDelay, FixedRate, InvalidArgument
+from flask_taskengine import Backoff, Cron, Dynamic, FixedDelay, FixedRate, InvalidArgument
 from flask_taskengine.domain.occurrence import Occurrence, occurrence_of
 from flask_taskengine.domain.schedule import Misfire, Plan, Timing, name_fault, plan, replan
 from flask_taskengine.engine.definition import Definition, digest, read_definition
@@ -17,6 +17,7 @@ NOON = datetime(2026, 11, 30, 12, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
+    """Return the moment so many seconds after noon."""
     return NOON + timedelta(seconds=seconds)
 
 
@@ -197,8 +198,6 @@ def test_names_are_printable(name: object) -> None:
 @pytest.mark.parametrize("timing", [Cron("0 3 * * *", "Europe/Berlin"), FixedRate("1h"), FixedDelay("333ms"), Dynamic("2d")])
 def test_what_is_stored_can_be_read_back(timing: Timing) -> None:
     """The form is plain JSON, and the same whatever the order of its keys."""
-    from flask_taskengine import Backoff
-
     definition = Definition(timing, Backoff.geometric("1.5s", None, "1h"), Misfire("all", "2s", 7), 3)
     form = definition.form()
     assert read_definition(form) == definition
