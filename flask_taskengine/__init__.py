@@ -26,8 +26,8 @@ from .domain.schedule import Dynamic, FixedDelay, FixedRate
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, Task
 from .engine.context import TaskContext
-from .engine.explain import Explanation
 from .engine.cron import Cron
+from .engine.explain import Explanation
 from .engine.processor import TaskProcessor
 from .engine.schedule_context import ScheduleContext
 from .engine.scheduled import Schedule

@@ -137,6 +137,8 @@ def decide_occurrence(
 
 def end_occurrence(connection: sa.Connection, dialect: Dialect, held: Held, task: Claimed, outcome: Outcome) -> Outcome:
     """Tell the schedule how a run has ended, in the transaction that records it; return the outcome with what follows. Never commits."""
+    # What is measured from the end of the run is measured from the one that its task has.
+    held = replace(held, now=schedules.ended_at(connection, dialect.tables, task.id) or held.now)
     values: dict[str, Any] = {}
     if outcome.verdict not in (Verdict.SNOOZED, Verdict.RELEASED):
         values = _counted(held, task, succeeded=outcome.verdict is Verdict.SUCCEEDED)

@@ -129,7 +129,8 @@ class PostgreSQL(Dialect):
         return [(row[0], row[1]) for row in connection.exec_driver_sql(statement, columns)]
 
     def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-        return connection.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount == 1
+        statement = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+        return connection.execute(statement).first() is not None
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ class SQLite(Dialect):
         return (new.type, new.payload, new.priority, new.idempotency_key, new.max_attempts, available_at, new.delay, new.trace_context)
 
     def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-        return connection.execute(insert(table).values(**values).on_conflict_do_nothing()).rowcount == 1
+        statement = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+        return connection.execute(statement).first() is not None
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 
