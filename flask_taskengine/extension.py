@@ -251,7 +251,7 @@ class TaskEngine:
             outbox.note(target, announce, created)
 
     def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
-        self._note(self._reach(session)[0], [made], [NewTask(type=task_type, payload=None)])
+        self._note(self._host(), self._reach(session)[0], [made], [NewTask(type=task_type, payload=None)])
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds
 task_requeued = namespace.signal("task_requeued", "The task is PENDING again without a failure of its own.")
 # Also carries reason ("orphaned", after a task_retried; "released", "snoozed", or "retry", the last by hand).
 
-# Those of a schedule follow the task's own. All carry name (of the schedule); all but the last also task_id, attempt, node
+# Those of a schedule follow the task's own. All carry schedule (its name); all but the last also task_id, attempt, node
 # and scheduled_at (the regular time of the occurrence, or when it was asked for by hand).
 
 schedule_started = namespace.signal("schedule_started", "A run of a schedule is about to begin.")
@@ -66,7 +66,7 @@ schedule_crashed = namespace.signal("schedule_crashed", "A run of a schedule has
 # Also carries duration, failure (domain.outcome.Failure; None where it was cancelled), next_at (of the retry, if there is one), retried.
 
 schedule_missed = namespace.signal("schedule_missed", "Occurrences of a schedule were due and are not run.")
-# Carries name, first (the first of them), until (the moment up to which), policy ("skip", "once" or "all").
+# Carries schedule, first (the first of them), until (the moment up to which), policy ("skip", "once" or "all").
 
 _blamed: dict[object, object] = {}
 """Receivers whose failure has been logged, by identity; the value keeps or watches the receiver, so that no identity is reused."""

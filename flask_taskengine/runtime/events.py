@@ -28,5 +28,5 @@ def facts(task: Claimed, node: str) -> dict[str, Any]:
 
 
 def occurrence_facts(task: Claimed, node: str, name: str, scheduled_at: datetime) -> dict[str, Any]:
-    """Return ``name``, ``task_id``, ``attempt``, ``node`` and ``scheduled_at``."""
-    return {"name": name, "task_id": task.id, "attempt": task.attempts, "node": node, "scheduled_at": scheduled_at}
+    """Return ``schedule``, ``task_id``, ``attempt``, ``node`` and ``scheduled_at``."""
+    return {"schedule": name, "task_id": task.id, "attempt": task.attempts, "node": node, "scheduled_at": scheduled_at}

@@ -178,7 +178,7 @@ class Scheduler:
             emit(task_enqueued, self._host.sender, task_id=begun.enqueued.id, task_type=begun.row.type)
         if begun.plan.missed is not None:
             first, until = begun.plan.missed
-            emit(schedule_missed, self._host.sender, name=begun.row.name, first=first, until=until, policy=begun.policy)
+            emit(schedule_missed, self._host.sender, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
 
     def _sleep(self, wait: float | None) -> float:
         poll = self._host.settings.poll_interval

@@ -539,7 +539,7 @@ def test_what_is_announced_of_a_run(shop: Shop, run_worker: RunWorker, events: E
     run_worker(shop)
     wait_until(lambda: events.of("schedule_finished"))
     (task,) = tasks_of(shop, "report")
-    common = {"name": "report", "task_id": task.id, "scheduled_at": due_at}
+    common = {"schedule": "report", "task_id": task.id, "scheduled_at": due_at}
     assert [(name, fields["attempt"]) for name, fields in events.seen if name.startswith("schedule_")] == [
         ("schedule_started", 1),
         ("schedule_crashed", 1),
@@ -564,7 +564,7 @@ def test_what_is_announced_of_missed_times(shop: Shop, run_worker: RunWorker, ev
     run_worker(shop)
     wait_until(lambda: events.of("schedule_missed"))
     (missed,) = events.of("schedule_missed")
-    assert (missed["name"], missed["first"], missed["policy"]) == ("report", due_at, "skip")
+    assert (missed["schedule"], missed["first"], missed["policy"]) == ("report", due_at, "skip")
     assert missed["until"] > due_at + timedelta(hours=4)
 
 
