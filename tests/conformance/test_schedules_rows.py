@@ -55,7 +55,7 @@ def at_once(count: int, function: Callable[[], Any]) -> list[Any]:
 # --- exactly one ----------------------------------------------------------------------------------------------------------
 
 
-def test_fifty_nodes_that_start_together_create_one_row(shop: Shop) -> None:
+def test_r19_fifty_nodes_that_start_together_create_one_row(shop: Shop) -> None:
     """Each writes what the code declares; there is one row of each, and nobody fails."""
     for number in range(3):
         shop.engine.schedule(f"schedule-{number}", FixedRate("1h"))(nothing)
@@ -63,7 +63,7 @@ def test_fifty_nodes_that_start_together_create_one_row(shop: Shop) -> None:
     assert shop.sql("SELECT name, runs FROM taskengine_schedule ORDER BY name") == [(f"schedule-{number}", 0) for number in range(3)]
 
 
-def test_twenty_schedulers_create_one_task_per_occurrence(shop: Shop) -> None:
+def test_r19_twenty_schedulers_create_one_task_per_occurrence(shop: Shop) -> None:
     """Whoever is first enqueues the occurrence; the others find nothing, or are told that they were late."""
     shop.engine.schedule("report", FixedRate("1h"))(nothing)
     declare_all(shop)
@@ -166,7 +166,7 @@ def test_a_schedule_that_can_not_be_read_stops_no_other(shop: Shop, caplog: pyte
         ({"misfire": "all", "misfire_limit": 3}, [-3, -2, -1]),
     ],
 )
-def test_occurrences_that_were_missed_while_no_worker_ran(shop: Shop, options: dict[str, Any], expected: list[int]) -> None:
+def test_r19_occurrences_that_were_missed_while_no_worker_ran(shop: Shop, options: dict[str, Any], expected: list[int]) -> None:
     """Once makes up for all with the last, skip leaves them out, all runs each of the last ones; then it goes on as planned."""
     shop.engine.schedule("report", FixedRate("1h"), misfire_grace="1m", **options)(nothing)
     declare_all(shop)
@@ -264,7 +264,7 @@ def test_an_occurrence_that_runs_while_the_timing_changes_is_kept(shop: Shop) ->
     assert (schedule.task_id, schedule.next_at) == (tasks_of(shop, "nightly")[0].id, None)
 
 
-def test_two_versions_side_by_side_do_not_fight(shop: Shop) -> None:
+def test_r19_two_versions_side_by_side_do_not_fight(shop: Shop) -> None:
     """The newest holds while a node lives that declares it: an old one that is restarted in between leaves it alone."""
     alive(shop, "old-1", "old-2")
     declared(shop, THREE, "old-1")

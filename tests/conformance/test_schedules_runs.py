@@ -62,7 +62,7 @@ class Gate:
 # --- one at a time --------------------------------------------------------------------------------------------------------
 
 
-def test_a_long_run_of_a_frequent_schedule_never_overlaps(shop: Shop, run_worker: RunWorker) -> None:
+def test_r19_a_long_run_of_a_frequent_schedule_never_overlaps(shop: Shop, run_worker: RunWorker) -> None:
     """Two workers and a handler that takes many periods: one execution at a time, each begun after the last had ended."""
     gate = Gate()
 
@@ -148,7 +148,7 @@ def test_a_dead_occurrence_that_is_retried_by_hand_waits_for_its_turn(shop: Shop
 # --- what a handler is told, and its state ----------------------------------------------------------------------------------
 
 
-def test_the_state_is_stored_with_the_work_and_handed_on(shop: Shop, run_worker: RunWorker) -> None:
+def test_r19_the_state_is_stored_with_the_work_and_handed_on(shop: Shop, run_worker: RunWorker) -> None:
     """It belongs to the transaction of the handler's work: a run that fails leaves neither, the next run finds the last good one."""
     seen: list[Any] = []
 
@@ -269,7 +269,7 @@ def test_a_task_of_no_schedule_is_told_nothing_of_one(shop: Shop, run_worker: Ru
         (Backoff.geometric("20ms", 5, cap="70ms"), [0.02, 0.04, 0.07, 0.07]),
     ],
 )
-def test_a_run_that_fails_is_tried_again_as_the_setting_says(
+def test_r19_a_run_that_fails_is_tried_again_as_the_setting_says(
     shop: Shop, run_worker: RunWorker, events: Events, backoff: Backoff | None, waits: list[float]
 ) -> None:
     """After each wait of the series; when the attempts are used up the occurrence is DEAD, and the schedule goes on."""

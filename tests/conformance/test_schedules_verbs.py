@@ -125,7 +125,7 @@ def test_a_handler_that_takes_more_than_the_context_is_refused(shop: Shop) -> No
 # --- stored -------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stored_schedule_enqueues_its_type_with_its_payload(shop: Shop, bills: list[Bill], run_worker: RunWorker) -> None:
+def test_r19_a_stored_schedule_enqueues_its_type_with_its_payload(shop: Shop, bills: list[Bill], run_worker: RunWorker) -> None:
     """One for each customer, say; the payload is checked when it is stored."""
     for customer in (1, 2):
         act(shop, "create", f"bill:{customer}", FixedRate("50ms"), "bill", Bill(customer, copies=customer))
@@ -306,7 +306,7 @@ def test_a_stored_schedule_whose_type_nobody_knows_is_an_orphan(shop: Shop, bill
 
 
 @pytest.mark.parametrize("timing", [NIGHTLY, FixedRate("1h"), FixedDelay("1h"), Dynamic("1h")])
-def test_a_run_by_hand_moves_no_regular_time(shop: Shop, run_worker: RunWorker, events: Events, timing: Any) -> None:
+def test_r19_a_run_by_hand_moves_no_regular_time(shop: Shop, run_worker: RunWorker, events: Events, timing: Any) -> None:
     """It begins at once, is announced like any enqueue, and the next regular time stays what it was."""
     shop.engine.schedule("report", timing)(nothing)
     declare_all(shop)

@@ -79,7 +79,7 @@ def test_show_tells_all_and_hides_secrets(shop: Shop) -> None:
     assert "geometric" in run(shop, "show", "nightly").output
 
 
-def test_run_pause_resume_and_reschedule(shop: Shop) -> None:
+def test_r19_run_pause_resume_and_reschedule(shop: Shop) -> None:
     """Each acts in a transaction of its own, and says what it has done."""
     made = answer(shop, "run", "nightly")
     assert made["created"]

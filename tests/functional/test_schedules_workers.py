@@ -44,7 +44,7 @@ def start(shop: Shop, start_worker: StartWorker) -> Start:
 
 
 @pytest.mark.timeout(150)
-def test_every_second_while_workers_are_killed(shop: Shop, start: Start) -> None:
+def test_r19_every_second_while_workers_are_killed(shop: Shop, start: Start) -> None:
     """Two workers, one of them killed every few seconds: each occurrence succeeds exactly once, and none is lost.
 
     The policy of the schedule is to make up for all; nothing that a killed run has written is left.
@@ -80,7 +80,7 @@ def _runs_more(shop: Shop, count: int) -> Callable[[], bool]:
 
 
 @pytest.mark.timeout(90)
-def test_a_run_that_takes_many_periods_in_many_workers(shop: Shop, start: Start) -> None:
+def test_r19_a_run_that_takes_many_periods_in_many_workers(shop: Shop, start: Start) -> None:
     """A run of half a second every tenth of one, in two workers of two processes each: one begins when the last has ended."""
     for _ in range(2):
         start("slow", "--processes", "2", "--concurrency", "2")

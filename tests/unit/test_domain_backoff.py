@@ -29,14 +29,14 @@ def waits(backoff: Backoff, count: int) -> list[float]:
         (Backoff.fixed("500ms"), [0.5, 0.5, 0.5, 0.5]),
     ],
 )
-def test_the_series_in_multiples_of_the_base(backoff: Backoff, expected: list[float]) -> None:
+def test_r19_the_series_in_multiples_of_the_base(backoff: Backoff, expected: list[float]) -> None:
     """Fixed 1, 1, 1; linear 1, 2, 3; arithmetic 1, 3, 5, 7; geometric 1, 2, 4, 8; none beyond its cap."""
     assert waits(backoff, 4) == expected
 
 
 @pytest.mark.parametrize("make", [Backoff.linear, Backoff.arithmetic, Backoff.geometric])
 @pytest.mark.parametrize("cap", [None, "1h"])
-def test_a_hundred_failures_in_a_row(make: Callable[..., Backoff], cap: str | None) -> None:
+def test_r19_a_hundred_failures_in_a_row(make: Callable[..., Backoff], cap: str | None) -> None:
     """However long it fails, the waits never shrink, are never negative and never beyond the cap, which every date can take."""
     series = waits(make("1m", None, cap), 100)
     assert series == sorted(series)
