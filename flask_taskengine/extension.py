@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import EllipsisType
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from .domain.durations import seconds
 from .domain.errors import InvalidArgument
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
+from .domain.schedule import Timing
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, NewTask, Task, TaskFunction
 from .engine import enqueue as enqueueing
@@ -31,7 +32,7 @@ from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
 from .runtime.host import Host
-from .schedules import Schedules
+from .schedules import DeclareOptions, Function, Schedules
 from .settings import Settings
 from .signals import emit, task_cancelled, task_enqueued, task_requeued
 from .store import migrations, tasks
@@ -71,7 +72,6 @@ class TaskEngine:
         self.registry = Registry()
         self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
         """What can be done to schedules."""
-        self.schedule = self.schedules.declare
         self.executor_factory = executor_factory
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
@@ -160,6 +160,10 @@ class TaskEngine:
             DuplicateTypeError: the type has a processor already.
         """
         self.registry.add(processor_from_object(processor))
+
+    def schedule(self, name: str, schedule: Timing, **options: Unpack[DeclareOptions]) -> Callable[[Function], Function]:
+        """Run a function whenever a schedule says; see ``Schedules.declare``."""
+        return self.schedules.declare(name, schedule, **options)
 
     # --- enqueue ------------------------------------------------------------------------------------------------------
 

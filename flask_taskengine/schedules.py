@@ -27,7 +27,7 @@ from .runtime.host import Host
 from .store.dialects.base import Dialect
 from .store.schedules import ScheduleRow
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 Where = scoped_session[Any] | Session | sa.Connection
 Reach = Callable[[Where | None], tuple[Any, sa.Connection, Dialect]]
 
@@ -80,7 +80,7 @@ class Schedules:
 
     # --- in the code --------------------------------------------------------------------------------------------------
 
-    def declare(self, name: str, schedule: Timing, **options: Unpack[DeclareOptions]) -> Callable[[F], F]:
+    def declare(self, name: str, schedule: Timing, **options: Unpack[DeclareOptions]) -> Callable[[Function], Function]:
         """Run a function, which takes the context or nothing, whenever a schedule says; it stays callable.
 
         Each occurrence is a task whose type is the schedule's name, and no occurrence begins before the last one has ended.
@@ -102,7 +102,7 @@ class Schedules:
         of_processor: ProcessorOptions = {key: options.pop(key) for key in _OF_PROCESSOR & options.keys()}  # type: ignore[misc, assignment]
         definition = definition_of(schedule, **options)  # type: ignore[misc]
 
-        def register(function: F) -> F:
+        def register(function: Function) -> Function:
             fault = name_fault(name)
             if fault is not None:
                 raise ConfigError(fault)

@@ -29,7 +29,8 @@ from .schedule_context import ScheduleContext
 
 RUNS_OF_LOST_NODES = 3
 """So often an occurrence is begun whose node dies, where its failure setting allows less: that is no failure of the handler."""
-_WAIT_FOR_TURN = 1.0
+_WAIT_FOR_TURN, _LONGEST_WAIT_FOR_TURN = 1.0, 60.0
+_WAIT_FOR_READER = 5.0
 _AT_ONCE = Backoff(Series.FIXED, 0.0, None, 0.0)
 _logger = logging.getLogger("flask_taskengine")
 
@@ -38,7 +39,7 @@ def may_begin(connection: sa.Connection, tables: Tables, task: Claimed) -> Sched
     """Return what the handler is told; ``None`` where the task is no occurrence. Writes only for one that was retried by hand.
 
     Raises:
-        Snooze: another occurrence of the schedule has begun and not ended.
+        Snooze: another occurrence of the schedule has begun and not ended, or a newer version has written the schedule.
         Reject: the schedule was removed.
     """
     occurrence = occurrence_of(task.idempotency_key)
@@ -48,8 +49,13 @@ def may_begin(connection: sa.Connection, tables: Tables, task: Claimed) -> Sched
     if row is None:
         raise Reject(f"the schedule {occurrence.name!r} of this occurrence was removed")
     if row.task_id != task.id and not schedules.adopt(connection, tables, row.name, task.id):
-        raise Snooze(_WAIT_FOR_TURN)
-    definition = read_definition(row.definition)
+        # What was claimed without counting has waited before; thousands that are retried by hand at once must not ask every second.
+        raise Snooze(min(_LONGEST_WAIT_FOR_TURN, _WAIT_FOR_TURN * 1.5 ** min(task.claims - task.attempts, 20)))
+    try:
+        definition = read_definition(row.definition)
+    except InvalidArgument as error:
+        _logger.warning("an occurrence of schedule %r is left to a node that can read it: %s", row.name, error)
+        raise Snooze(_WAIT_FOR_READER) from error
     return ScheduleContext(
         name=row.name,
         scheduled_at=occurrence.scheduled_at,
@@ -83,12 +89,16 @@ class Held:
         return None if self.context is None else self.context.next_from(self.now)
 
 
-def hold(connection: sa.Connection, tables: Tables, task: Claimed, context: ScheduleContext | None) -> Held | None:
-    """Lock the schedule whose occurrence a task is; ``None`` where it is none, or not the one that has begun."""
+def hold(connection: sa.Connection, tables: Tables, task: Claimed, context: ScheduleContext | None, *, patient: bool) -> Held | None:
+    """Lock the schedule whose occurrence a task is; ``None`` where it is none, or not the one that has begun.
+
+    Raises:
+        ScheduleLocked: another transaction has locked it, and the caller is not ``patient`` enough to wait for its end.
+    """
     occurrence = occurrence_of(task.idempotency_key)
     if occurrence is None:
         return None
-    locked = schedules.lock(connection, tables, occurrence.name)
+    locked = schedules.lock(connection, tables, occurrence.name, patient=patient)
     if locked is None or locked[0].task_id != task.id:
         return None
     row, now = locked

@@ -46,16 +46,24 @@ class _Due:
     plan: Plan
 
 
-def begin_due(connection: sa.Connection, dialect: Dialect, served: sa.ColumnElement[bool], most: int) -> list[Begun]:
+def begin_due(
+    connection: sa.Connection, dialect: Dialect, served: sa.ColumnElement[bool], most: int, unreadable: set[str] | None = None
+) -> list[Begun]:
     """Enqueue the due occurrences of up to ``most`` schedules and move these on, in the caller's transaction. Never commits.
 
     A schedule is moved on by whoever has locked its row, and only if it still stands where it was read; beside that, the
     occurrence's idempotency key admits one task. None is due while an occurrence of it has not ended.
 
+    Args:
+        unreadable: gets the names of schedules that a newer version has written.
+
     Raises:
         Raced: another node did the same in between.
     """
-    due = [found for row, now in schedules.lock_due(connection, dialect.tables, served, most) if (found := _planned(row, now)) is not None]
+    rows = schedules.lock_due(connection, dialect.tables, served, most)
+    due = [found for row, now in rows if (found := _planned(row, now)) is not None]
+    if unreadable is not None:
+        unreadable.update({row.name for row, _ in rows} - {one.row.name for one in due})
     running = [(one, one.plan.run) for one in due if one.plan.run is not None]
     news = [new_task(one.row, one.definition, Occurrence(one.row.name, run)) for one, run in running]
     made = iter(enqueue_many(connection, dialect, news)) if news else iter(())

@@ -31,11 +31,14 @@ from ..signals import (
     task_timed_out,
 )
 from ..store import tasks
+from ..store.schedules import ScheduleLocked
 from .database import STATEMENT_DEADLINE, Database
 from .events import facts, occurrence_facts, tell
 from .loop import Loop
 
 _GROUP = 500
+_LOCKED = 0.05
+"""Seconds to wait where all that is left to record are occurrences of schedules that other transactions have locked."""
 _logger = logging.getLogger("flask_taskengine")
 
 
@@ -96,10 +99,13 @@ class Completer:
     def _run_once(self) -> float | None:
         while self._waiting:
             group = [self._waiting[i] for i in range(min(len(self._waiting), _GROUP))]
-            self._record(group)
+            if not self._record(group):
+                return _LOCKED
         return None
 
-    def _record(self, group: list[Ended]) -> None:
+    def _record(self, group: list[Ended]) -> bool:
+        """Record what can be recorded; return whether there was any."""
+        any_recorded = False
         simple = [e for e in group if isinstance(e.ending, Returned) and e.schedule is None] if self._keeps_succeeded else []
         succeeded = self._complete(simple) if simple else set()
         for ended in group:
@@ -108,15 +114,20 @@ class Completer:
             else:
                 try:
                     outcome = self._settle_surely(ended)
+                except ScheduleLocked:
+                    self._waiting.rotate(-1)
+                    continue
                 except Exception:
                     # Tried again after the others: one that the database refuses must not stand in their way.
                     self._waiting.rotate(-1)
                     raise
                 self.announce(ended, outcome)
             # One by one: were the next to fail, this one must not be recorded and announced again.
+            any_recorded = True
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
+        return any_recorded
 
     @property
     def _keeps_succeeded(self) -> bool:
@@ -138,22 +149,23 @@ class Completer:
     def _settle_surely(self, ended: Ended) -> Outcome | None:
         try:
             with self._line.transaction() as connection:
-                return self.settle(connection, ended)
+                return self.settle(connection, ended, patient=False)
         except sa.exc.DataError as error:
             failure = Failure("DataError", f"the end of this attempt could not be stored: {type(error.orig).__name__}")
             with self._line.transaction() as connection:
-                return self.settle(connection, replace(ended, ending=Raised(failure)))
+                return self.settle(connection, replace(ended, ending=Raised(failure)), patient=False)
 
-    def settle(self, connection: sa.Connection, ended: Ended, node: str | None = None) -> Outcome | None:
+    def settle(self, connection: sa.Connection, ended: Ended, node: str | None = None, *, patient: bool = True) -> Outcome | None:
         """Record the end of one attempt in the caller's transaction; None where the attempt has lost the task.
 
         The row is asked for a cancel request only where writing without one has failed.
 
         Args:
             node: the one that ran it; by default this one.
+            patient: wait for a transaction that has locked the schedule of an occurrence; else raise ``ScheduleLocked``.
         """
         tables, task = self._database.tables, ended.task
-        occurrence = hold(connection, tables, task, ended.schedule)
+        occurrence = hold(connection, tables, task, ended.schedule, patient=patient)
         for cancel_requested in (False, True):
             outcome = self.decide(task, ended.ending, cancel_requested, occurrence)
             if self._write(connection, task, outcome):

@@ -30,6 +30,7 @@ _OTHERS_FIRST = (0.05, 0.3)
 _CONTENDED = (0.005, 0.5)
 """Seconds, growing from the first to the second, to wait where something is due that can not be begun."""
 _DECLARE_EVERY = 15.0
+_SHORTEST_POLL = 0.1
 
 _logger = logging.getLogger("flask_taskengine")
 
@@ -56,6 +57,7 @@ class Scheduler:
         self._free_at = 0.0
         self._first = True
         """Whether this node begins occurrences at once."""
+        self._unreadable: set[str] = set()
         self._ends = 0
         self._contended = 0
         self._looked = 0.0
@@ -137,11 +139,13 @@ class Scheduler:
             faults = declare(connection, self._database.dialect, declared, self._node, self._host.settings.lease)
         for fault in faults:
             _logger.error("%s", fault)
+        self._unreadable.clear()
         self._declare_at = now + _DECLARE_EVERY
 
     def _served(self) -> sa.ColumnElement[bool]:
         types = self._types()
-        return schedules.ours(self._database.tables, types, self._host.schedules.keys() & types)
+        served = schedules.ours(self._database.tables, types, self._host.schedules.keys() & types)
+        return sa.and_(served, self._database.tables.schedule.c.name.not_in(self._unreadable))
 
     def _free_ended(self, served: sa.ColumnElement[bool]) -> None:
         """Look for occurrences that did not end by a run, which would have told their schedule."""
@@ -163,7 +167,7 @@ class Scheduler:
         begun: list[recurring.Begun] = []
         try:
             with self._line.transaction() as connection:
-                begun = recurring.begin_due(connection, self._database.dialect, served, PAGE)
+                begun = recurring.begin_due(connection, self._database.dialect, served, PAGE, self._unreadable)
         except recurring.Raced:
             _logger.debug("another node was first")
         self._first = bool(begun)
@@ -181,7 +185,7 @@ class Scheduler:
             emit(schedule_missed, self._host.sender, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
 
     def _sleep(self, wait: float | None) -> float:
-        poll = self._host.settings.poll_interval
+        poll = max(_SHORTEST_POLL, self._host.settings.poll_interval)
         if wait is None:
             return poll
         return min(poll, wait if self._first else wait + random.uniform(*_OTHERS_FIRST))

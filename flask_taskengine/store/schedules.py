@@ -118,9 +118,20 @@ def ended_at(connection: sa.Connection, tables: Tables, task_id: int) -> datetim
 # --- lock and write -----------------------------------------------------------------------------------------------------
 
 
-def lock(connection: sa.Connection, tables: Tables, name: str) -> tuple[ScheduleRow, datetime] | None:
-    """Lock one schedule until the transaction ends; return it and the database's now."""
+class ScheduleLocked(Exception):
+    """Another transaction has locked the schedule."""
+
+
+def lock(connection: sa.Connection, tables: Tables, name: str, *, patient: bool = True) -> tuple[ScheduleRow, datetime] | None:
+    """Lock one schedule until the transaction ends; return it and the database's now.
+
+    Raises:
+        ScheduleLocked: another transaction has locked it, and the caller is not ``patient`` enough to wait for its end.
+    """
     c = tables.schedule.c
+    one = sa.select(c.name).where(c.name == name)
+    if not patient and connection.execute(one.with_for_update(skip_locked=True)).first() is None and connection.execute(one).first():
+        raise ScheduleLocked
     # By a write, which locks on every database; on SQLite a read that is followed by a write may find it locked.
     if connection.execute(sa.update(tables.schedule).where(c.name == name).values(updated_at=db_now())).rowcount != 1:
         return None

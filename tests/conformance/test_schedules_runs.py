@@ -106,7 +106,7 @@ def test_a_delay_counts_from_the_end_of_the_run(shop: Shop, run_worker: RunWorke
 def test_a_rate_is_never_early_and_skips_no_time(shop: Shop, run_worker: RunWorker) -> None:
     """Where all are made up for, the occurrences are a grid without holes, and none begins before its time."""
 
-    @shop.engine.schedule("tick", FixedRate("50ms"), misfire="all")
+    @shop.engine.schedule("tick", FixedRate("50ms"), misfire="all", misfire_limit=100_000)
     def tick() -> None: ...
 
     run_worker(shop)
@@ -626,3 +626,29 @@ def test_an_outage_of_the_database_stops_no_schedule(shop: Shop, run_worker: Run
     runs = schedule_of(shop, "tick").runs
     fails.clear()
     wait_for_runs(shop, "tick", runs + 3)
+
+
+@pytest.mark.parametrize("database_url", [pytest.param("postgresql", marks=pytest.mark.postgresql)], indirect=True)
+def test_a_transaction_that_has_locked_a_schedule_delays_no_other_task(shop: Shop, run_worker: RunWorker) -> None:
+    """While somebody pauses it and does not commit, the end of its run waits; the ends of all other tasks do not."""
+    gate = Gate()
+
+    @shop.engine.schedule("report", FAR)
+    def report() -> None:
+        with gate.pass_through():
+            pass
+
+    shop.engine.task("other")(lambda payload: None)
+    run_worker(shop)
+    task_id = act(shop, "run_now", "report").id
+    wait_until(lambda: gate.inside == 1)
+    with shop.app.app_context():
+        shop.engine.schedules.pause("report")
+        gate.open.set()
+        wait_until(lambda: gate.inside == 0)
+        shop.sql("INSERT INTO taskengine_task (type) SELECT 'other' FROM generate_series(1, 20)")
+        wait_until(lambda: len(tasks_of(shop, "other", TaskStatus.SUCCEEDED)) == 20, 5)
+        assert shop.task(task_id).status is TaskStatus.RUNNING
+        shop.db.session.commit()
+    assert shop.wait_for(task_id).status is TaskStatus.SUCCEEDED
+    assert (schedule_of(shop, "report").status, schedule_of(shop, "report").runs) == ("paused", 1)
