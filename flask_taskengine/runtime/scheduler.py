@@ -16,9 +16,10 @@ from ..domain.task import Claimed
 from ..engine import occasion, recurring
 from ..engine.declare import declare
 from ..engine.schedule_context import ScheduleContext
-from ..signals import emit, schedule_missed, task_enqueued
+from ..signals import schedule_missed, task_enqueued
 from ..store import schedules
 from .database import Database
+from .events import tell
 from .loop import Loop
 
 PAGE = 100
@@ -179,10 +180,10 @@ class Scheduler:
 
     def _announce(self, begun: recurring.Begun) -> None:
         if begun.enqueued is not None and begun.enqueued.created:
-            emit(task_enqueued, self._host.sender, task_id=begun.enqueued.id, task_type=begun.row.type)
+            tell(task_enqueued, self._host.sender, task_id=begun.enqueued.id, task_type=begun.row.type)
         if begun.plan.missed is not None:
             first, until = begun.plan.missed
-            emit(schedule_missed, self._host.sender, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
+            tell(schedule_missed, self._host.sender, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
 
     def _sleep(self, wait: float | None) -> float:
         poll = max(_SHORTEST_POLL, self._host.settings.poll_interval)
