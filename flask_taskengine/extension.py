@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import EllipsisType
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from .domain.durations import seconds
 from .domain.errors import InvalidArgument
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
+from .domain.schedule import Timing
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, NewTask, Task, TaskFunction
 from .engine import enqueue as enqueueing
@@ -31,6 +32,7 @@ from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
 from .runtime.host import Host
+from .schedules import DeclareOptions, Function, Schedules
 from .settings import Settings
 from .signals import emit, task_cancelled, task_enqueued, task_requeued
 from .store import migrations, tasks
@@ -68,6 +70,8 @@ class TaskEngine:
         self, app: Flask | None = None, db: SQLAlchemy | None = None, *, executor_factory: Callable[[int], Any] | None = None
     ) -> None:
         self.registry = Registry()
+        self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
+        """What can be done to schedules."""
         self.executor_factory = executor_factory
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
@@ -80,7 +84,7 @@ class TaskEngine:
             ConfigError: the settings are wrong; every fault is listed.
         """
         settings = Settings.from_config(app.config)
-        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self)
+        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self, schedules=self.schedules.declared)
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
@@ -156,6 +160,10 @@ class TaskEngine:
             DuplicateTypeError: the type has a processor already.
         """
         self.registry.add(processor_from_object(processor))
+
+    def schedule(self, name: str, schedule: Timing, **options: Unpack[DeclareOptions]) -> Callable[[Function], Function]:
+        """Run a function whenever a schedule says; see ``Schedules.declare``."""
+        return self.schedules.declare(name, schedule, **options)
 
     # --- enqueue ------------------------------------------------------------------------------------------------------
 
@@ -245,6 +253,9 @@ class TaskEngine:
 
         if created and isinstance(target, Session):
             outbox.note(target, announce, created)
+
+    def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
+        self._note(self._host(), self._reach(session)[0], [made], [NewTask(type=task_type, payload=None)])
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -346,6 +357,9 @@ class TaskEngine:
             target = target()
         connection = target if isinstance(target, sa.Connection) else target.connection()
         return target, connection, host.dialect(connection.dialect.name)
+
+    def _reach(self, session: Where | None) -> tuple[Session | sa.Connection, sa.Connection, Dialect]:
+        return self._target(self._host(), session)
 
     def _forgive_error(self, error: BaseException | None) -> None:
         """A request that fails rolls back on purpose: what it has enqueued is no forgotten commit."""

@@ -1,6 +1,6 @@
 """What the engine announces, and how: code announces, others log, trace and count.
 
-Every signal carries ``task_id`` and ``task_type``; all but ``task_enqueued`` carry ``attempt`` (from 1; 0 where the task
+Every signal of a task carries ``task_id`` and ``task_type``; all but ``task_enqueued`` carry ``attempt`` (from 1; 0 where the task
 was never claimed) and ``node`` (the one that acts; ``None`` for an act of a person or the code). What a signal carries
 beside these stands with it. A receiver takes ``(sender, **fields)``: fields may be added.
 """
@@ -52,6 +52,21 @@ task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds
 
 task_requeued = namespace.signal("task_requeued", "The task is PENDING again without a failure of its own.")
 # Also carries reason ("orphaned", after a task_retried; "released", "snoozed", or "retry", the last by hand).
+
+# Those of a schedule follow the task's own. All carry schedule (its name); all but the last also task_id, attempt, node
+# and scheduled_at (the regular time of the occurrence, or when it was asked for by hand).
+
+schedule_started = namespace.signal("schedule_started", "A run of a schedule is about to begin.")
+# The common fields only.
+
+schedule_finished = namespace.signal("schedule_finished", "A run of a schedule has succeeded and that has committed.")
+# Also carries duration (seconds), next_at (when the schedule runs next; None where that is not known).
+
+schedule_crashed = namespace.signal("schedule_crashed", "A run of a schedule has failed, timed out or lost its node.")
+# Also carries duration, failure (domain.outcome.Failure; None where it was cancelled), next_at (of the retry, if there is one), retried.
+
+schedule_missed = namespace.signal("schedule_missed", "Occurrences of a schedule were due and are not run.")
+# Carries schedule, first (the first of them), until (the moment up to which), policy ("skip", "once" or "all").
 
 _blamed: dict[object, object] = {}
 """Receivers whose failure has been logged, by identity; the value keeps or watches the receiver, so that no identity is reused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
+from ..engine.declare import Declared
 from ..engine.registry import Registry
 from ..settings import Settings
 from ..store.dialects import dialect_for
@@ -32,6 +33,8 @@ class Host:
     """Called after a commit that has enqueued: workers in this process."""
     embedded: Any = None
     """The ``Embedded`` of a host that has switched it on."""
+    schedules: Mapping[str, Declared] = field(default_factory=dict)
+    """Those of the code, by name."""
     _dialects: dict[str, Dialect] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

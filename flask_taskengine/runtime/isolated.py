@@ -21,7 +21,7 @@ from ..domain.errors import TaskCancelled, TaskInterrupt, TaskLeaseLost, TaskTim
 from ..domain.outcome import Ending, Outcome, Raised
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
-from ..signals import task_started
+from ..signals import schedule_started, task_started
 from .apart import out_of_memory
 from .completer import Completer, Ended
 from .database import Database
@@ -29,7 +29,7 @@ from .executor import Executor
 from .host import Host
 from .run import Run
 from .slots import Slots
-from .wire import Message, Wire, from_ending, from_outcome, to_claimed
+from .wire import Message, Wire, from_ending, from_outcome, from_said, to_claimed, to_schedule
 
 SHOW_SIGNAL = signal.SIGXCPU
 """Makes a process that hangs write where; no handler runs, so one that never gives up the interpreter's lock writes too."""
@@ -78,7 +78,7 @@ class _Attempt:
 
     def run(self, untold: list[Message]) -> None:
         # The worker sends the signals of this attempt: their receivers there count, here they would be gone at once.
-        task_started.is_muted = True
+        task_started.is_muted = schedule_started.is_muted = True
         self._database.watchdog.start()
         threading.Thread(target=self._listen, args=(untold,), name="taskengine-line", daemon=True).start()
         ending = self._executor.run_here(self._run, self._database.host.registry.get(self._run.task.type), None)
@@ -86,7 +86,7 @@ class _Attempt:
         if ending is None:
             self._wire.send("recorded", outcome=from_outcome(self._reporter.outcome))
         else:
-            self._wire.send("ended", ending=from_ending(self._explained(ending)))
+            self._wire.send("ended", ending=from_ending(self._explained(ending)), said=from_said(self._run.context.schedule))
 
     def _context(self, task: Claimed, request: Message) -> TaskContext:
         return TaskContext(
@@ -98,6 +98,7 @@ class _Attempt:
             idempotency_key=task.idempotency_key,
             enqueued_at=task.created_at,
             deadline=request["deadline"],
+            schedule=to_schedule(request["schedule"]),
             on_progress=self._progress.report,
         )
 

@@ -115,9 +115,10 @@ def test_each_event_is_one_line(
 
 
 def test_a_signal_without_a_line_is_on_purpose() -> None:
-    """A claim is told by the start, and an enqueue is the app's own act."""
+    """A claim is told by the start, an enqueue is the app's own act, and runs of schedules are told as tasks."""
     silent = set(signals.namespace.values()) - {signal for signal, _, _ in logs.LINES}
-    assert silent == {signals.task_claimed, signals.task_enqueued}
+    runs = {signals.schedule_started, signals.schedule_finished, signals.schedule_crashed}
+    assert silent == {signals.task_claimed, signals.task_enqueued, *runs}
 
 
 def test_what_an_error_says_can_not_forge_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask, Task
@@ -126,6 +127,10 @@ class PostgreSQL(Dialect):
     def _insert_chunk(connection: sa.Connection, statement: str, news: list[NewTask]) -> list[tuple[int, str | None]]:
         columns = tuple(list(column) for column in zip(*map(_row, news), strict=True))
         return [(row[0], row[1]) for row in connection.exec_driver_sql(statement, columns)]
+
+    def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        statement = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+        return connection.execute(statement).first() is not None
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 
