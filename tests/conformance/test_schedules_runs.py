@@ -537,7 +537,7 @@ def test_what_is_announced_of_a_run(shop: Shop, run_worker: RunWorker, events: E
     declare_all(shop)
     due_at = overdue(shop, "report", 0)
     run_worker(shop)
-    wait_until(lambda: events.of("schedule_finished"))
+    wait_until(lambda: seen)
     (task,) = tasks_of(shop, "report")
     common = {"schedule": "report", "task_id": task.id, "scheduled_at": due_at}
     assert [(name, fields["attempt"]) for name, fields in events.seen if name.startswith("schedule_")] == [

@@ -19,10 +19,10 @@ from flask_taskengine.runtime.database import Line
 from flask_taskengine.runtime.worker import Worker
 from tests.support.databases import PostgresqlDatabases
 from tests.support.hosts import MakeApp
-from tests.support.inprocess import StartWorkerHere
 from tests.support.postgresql import Cluster
 from tests.support.proxy import Proxy
 from tests.support.shop import Effect, Shop, open_shop
+from tests.support.shop_fixtures import RunWorker
 from tests.support.waiting import wait_until
 
 PARTS = ["listener", "claim", "heartbeat", "completion", "handler", "enqueue"]
@@ -131,7 +131,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scene(
-    server: Cluster, databases: PostgresqlDatabases, make_app: MakeApp, start_worker_here: StartWorkerHere, impatient: None, part: str
+    server: Cluster, databases: PostgresqlDatabases, make_app: MakeApp, run_worker: RunWorker, impatient: None, part: str
 ) -> Iterator[Scene]:
     """Start a worker that reaches its database through a proxy only."""
     direct = databases.create()
@@ -149,7 +149,7 @@ def scene(
         shop.outside = sa.create_engine(direct, poolclass=sa.NullPool)
         scene = Scene(shop, server, proxy)
         declare(scene)
-        scene.worker = start_worker_here(shop, 4)
+        scene.worker = run_worker(shop, 4, beats=True)
         shop.wait_for(shop.enqueue("plain"), timeout=30)
         wait_until(lambda: scene.worker is not None and scene.worker.notifier.mode == "LISTEN", 30)
         yield scene
