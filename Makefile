@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 # How many processes share the tests.
-TEST_PROCESSES ?= 2
+TEST_PROCESSES ?= 3
 
 BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable

@@ -1,5 +1,6 @@
 """Durable tasks for Flask in the app's own database, enqueued in the caller's own transaction."""
 
+from .domain.backoff import Backoff
 from .domain.errors import (
     ConfigError,
     DuplicateTypeError,
@@ -9,6 +10,8 @@ from .domain.errors import (
     PayloadError,
     Reject,
     Retry,
+    ScheduleConflict,
+    ScheduleNotFound,
     Snooze,
     TaskCancelled,
     TaskEngineError,
@@ -19,19 +22,28 @@ from .domain.errors import (
 )
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
+from .domain.schedule import Dynamic, FixedDelay, FixedRate
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, Task
 from .engine.context import TaskContext
+from .engine.cron import Cron
 from .engine.explain import Explanation
 from .engine.processor import TaskProcessor
+from .engine.schedule_context import ScheduleContext
+from .engine.scheduled import Schedule
 from .extension import TaskEngine
 from .runtime.run import current_task
 
 __all__ = [
+    "Backoff",
     "ConfigError",
+    "Cron",
     "DuplicateTypeError",
+    "Dynamic",
     "Enqueued",
     "Explanation",
+    "FixedDelay",
+    "FixedRate",
     "InvalidArgument",
     "KeyBusyError",
     "LeaseLostError",
@@ -40,6 +52,10 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "ScheduleConflict",
+    "ScheduleContext",
+    "ScheduleNotFound",
     "Snooze",
     "Task",
     "TaskCancelled",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from types import EllipsisType
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
@@ -21,6 +21,7 @@ from .domain.durations import seconds
 from .domain.errors import InvalidArgument
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
+from .domain.schedule import Timing
 from .domain.states import TaskStatus
 from .domain.task import Enqueued, NewTask, Task, TaskFunction
 from .engine import enqueue as enqueueing
@@ -32,6 +33,7 @@ from .engine.processor import TaskProcessor, processor_from_function, processor_
 from .engine.registry import Registry
 from .runtime.host import Host, Write
 from .runtime.reactions import ReactionDecorators, Reactions
+from .schedules import DeclareOptions, Function, Schedules
 from .settings import Settings
 from .signals import task_cancelled, task_deduplicated, task_enqueued, task_requeued
 from .store import migrations, tasks
@@ -41,8 +43,6 @@ from .telemetry import switch_on
 P = ParamSpec("P")
 R = TypeVar("R")
 Where = scoped_session[Any] | Session | sa.Connection
-
-_MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
 
 
 class TaskEngine(ReactionDecorators):
@@ -70,6 +70,8 @@ class TaskEngine(ReactionDecorators):
     ) -> None:
         self.registry = Registry()
         self.reactions = Reactions()
+        self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
+        """What can be done to schedules."""
         self.executor_factory = executor_factory
         self._hosts: WeakKeyDictionary[Flask, Host] = WeakKeyDictionary()
         if app is not None:
@@ -82,7 +84,15 @@ class TaskEngine(ReactionDecorators):
             ConfigError: the settings are wrong; every fault is listed.
         """
         settings = Settings.from_config(app.config)
-        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self, reactions=self.reactions)
+        host = Host(
+            app=app,
+            db=db,
+            settings=settings,
+            registry=self.registry,
+            sender=self,
+            reactions=self.reactions,
+            schedules=self.schedules.declared,
+        )
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
@@ -159,6 +169,10 @@ class TaskEngine(ReactionDecorators):
         """
         self.registry.add(processor_from_object(processor))
 
+    def schedule(self, name: str, schedule: Timing, **options: Unpack[DeclareOptions]) -> Callable[[Function], Function]:
+        """Run a function whenever a schedule says; see ``Schedules.declare``."""
+        return self.schedules.declare(name, schedule, **options)
+
     # --- enqueue ------------------------------------------------------------------------------------------------------
 
     def enqueue(
@@ -216,7 +230,7 @@ class TaskEngine(ReactionDecorators):
             PayloadError, KeyBusyError, InvalidArgument: as ``enqueue``; none of the tasks is written.
         """
         host = self._host()
-        news = [self._prepared(host, _from_mapping(place, task)) for place, task in enumerate(tasks)]
+        news = [self._prepared(host, enqueueing.from_mapping(place, task)) for place, task in enumerate(tasks)]
         if not news:
             return []
         target, connection, dialect = self._target(host, session)
@@ -235,17 +249,24 @@ class TaskEngine(ReactionDecorators):
 
     def _written(self, host: Host, target: Where, news: list[NewTask], write: Write) -> list[Enqueued]:
         made = write(news) if host.tracing is None else host.tracing.enqueue(news, write)
-        if isinstance(target, Session):
-            created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
-
-            def announce() -> None:
-                for result, new in zip(made, news, strict=True):
-                    host.announce(task_enqueued if result.created else task_deduplicated, task_id=result.id, task_type=new.type)
-                if created:
-                    host.wake()
-
-            outbox.note(target, announce, created)
+        self._note(host, target, made, [new.type for new in news])
         return made
+
+    def _note(self, host: Host, target: Where, made: list[Enqueued], types: list[str]) -> None:
+        if not isinstance(target, Session):
+            return
+        created = [(result.id, task_type) for result, task_type in zip(made, types, strict=True) if result.created]
+
+        def announce() -> None:
+            for result, task_type in zip(made, types, strict=True):
+                host.announce(task_enqueued if result.created else task_deduplicated, task_id=result.id, task_type=task_type)
+            if created:
+                host.wake()
+
+        outbox.note(target, announce, created)
+
+    def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
+        self._note(self._host(), self._reach(session)[0], [made], [task_type])
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -349,6 +370,9 @@ class TaskEngine(ReactionDecorators):
         connection = target if isinstance(target, sa.Connection) else target.connection()
         return target, connection, host.dialect(connection.dialect.name)
 
+    def _reach(self, session: Where | None) -> tuple[Session | sa.Connection, sa.Connection, Dialect]:
+        return self._target(self._host(), session)
+
     def _forgive_error(self, error: BaseException | None) -> None:
         """A request that fails rolls back on purpose: what it has enqueued is no forgotten commit."""
         if error is not None and "sqlalchemy" in current_app.extensions:
@@ -368,12 +392,3 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: give priority, idempotency_key, max_attempts or session")
     return options
-
-
-def _from_mapping(place: int, task: Mapping[str, Any]) -> NewTask:
-    if "type" not in task:
-        raise InvalidArgument(f"tasks[{place}] has no type")
-    unknown = set(task) - _MANY_KEYS
-    if unknown:
-        raise InvalidArgument(f"tasks[{place}] has unknown keys {', '.join(sorted(unknown))}: give {', '.join(sorted(_MANY_KEYS))}")
-    return NewTask(**{"payload": None, **task})

@@ -31,7 +31,7 @@ FIELDS = MappingProxyType(
         "node": "the node that acts; None for an act of a person or the code",
         "waited": "seconds from due to the claim, by the database's clock",
         "duration": "seconds of this attempt, None where the task never ran; seconds that the claim took",
-        "failure": "the error: `error_class`, `message`, `traceback`",
+        "failure": "the error: `error_class`, `message`, `traceback`; None where a run of a schedule was cancelled",
         "delay": "seconds until it is due again",
         "timeout": "the timeout in seconds",
         "reason": (
@@ -41,6 +41,13 @@ FIELDS = MappingProxyType(
         "label": "what people call the node (`--node-id`)",
         "concurrency": "how many tasks it runs at once",
         "expired": "the node that is gone",
+        "schedule": "the schedule's name",
+        "scheduled_at": "the regular time of the occurrence, or when it was asked for by hand",
+        "next_at": "when the schedule runs next, None where that is not known; after a crash, when it is tried again",
+        "retried": "whether it is tried again",
+        "first": "the first occurrence that was missed",
+        "until": "the moment up to which they were",
+        "policy": "what becomes of them: `skip`, `once` or `all`",
     }
 )
 """What each field means, whichever signal carries it."""
@@ -84,6 +91,15 @@ node_lost = _declare("node_lost", "A worker process has lost its lease: what it 
 node_expired = _declare(
     "node_expired", "Another node that died or was silent for too long has been expired, and its tasks are taken back.", "node", "expired"
 )
+
+# Those of a schedule follow the task's own.
+_RUN = ("schedule", "task_id", "attempt", "node", "scheduled_at")
+schedule_started = _declare("schedule_started", "A run of a schedule is about to begin.", *_RUN)
+schedule_finished = _declare("schedule_finished", "A run of a schedule has succeeded and that has committed.", *_RUN, "duration", "next_at")
+schedule_crashed = _declare(
+    "schedule_crashed", "A run of a schedule has failed, timed out or lost its node.", *_RUN, "duration", "failure", "next_at", "retried"
+)
+schedule_missed = _declare("schedule_missed", "Occurrences of a schedule were due and are not run.", "schedule", "first", "until", "policy")
 
 
 def reference() -> str:

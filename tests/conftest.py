@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from .support.databases import PostgresqlDatabases, SqliteDatabases
-from .support.hosts import Host, MakeApp, close_host, make_host
+from .support.hosts import Host, MakeApp, close_host, make_host, own_threads
 from .support.postgresql import URL_VARIABLE, Cluster, MakeCluster, NoServerError, with_driver
+from .support.waiting import wait_until
 from .support.worker import StartWorker, WorkerProcess
 
 SERVER = pytest.StashKey[str]()
@@ -152,6 +153,13 @@ def make_cluster() -> Iterator[MakeCluster]:
 
 
 # --- hosts and workers -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    """Let no test pass that leaves threads of the engine behind; set up first, so that it looks last."""
+    yield
+    wait_until(lambda: not own_threads(), 5, lambda: f"the test's last thread to end, but there are {own_threads()}")
 
 
 @pytest.fixture

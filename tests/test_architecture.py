@@ -44,7 +44,17 @@ PUBLIC_NAMES = {
     "TaskTimedOut",
     "current_task",
 }
-NAMES_OF_SCHEDULES = {"Backoff", "Cron", "FixedDelay", "FixedRate"}
+NAMES_OF_SCHEDULES = {
+    "Backoff",
+    "Cron",
+    "Dynamic",
+    "FixedDelay",
+    "FixedRate",
+    "Schedule",
+    "ScheduleConflict",
+    "ScheduleContext",
+    "ScheduleNotFound",
+}
 
 
 def _place(path: Path) -> str:

@@ -40,9 +40,10 @@ def test_the_quickstart_runs(terminal: Terminal) -> None:
 
 def test_every_named_proof_exists() -> None:
     """A test that the README names is there, in the file that it links to, under the number of its row."""
+    proving = proving_tests()
     for number, proof in _ROW.findall(README.read_text()):
         for name, path in _NAMED.findall(proof):
-            assert proving_tests()[number][name] == README.parent / path
+            assert proving[number][name] == README.parent / path
 
 
 def test_every_proof_is_of_a_requirement() -> None:

@@ -10,6 +10,7 @@ from .enqueueing import enqueue
 from .explaining import why
 from .looking import list_, show, stats
 from .pruning import prune
+from .schedules import schedules
 from .worker import worker
 
 __all__ = ["taskengine"]
@@ -20,5 +21,5 @@ def taskengine() -> None:
     """Durable tasks in the app's own database."""
 
 
-for _command in (worker, migrate, check, enqueue, list_, show, why, retry, retry_dead, cancel, delete, prune, stats):
+for _command in (worker, migrate, check, enqueue, list_, show, why, retry, retry_dead, cancel, delete, prune, stats, schedules):
     taskengine.add_command(_command)

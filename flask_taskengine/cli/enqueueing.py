@@ -42,6 +42,14 @@ def _duration(ctx: click.Context, parameter: click.Parameter, given: str | None)
         raise click.BadParameter(str(error)) from None
 
 
+def when_option(ctx: click.Context, parameter: click.Parameter, given: str) -> datetime | timedelta | None:
+    """Read a duration, or a time with a time zone."""
+    try:
+        return timedelta(seconds=seconds(given))
+    except ValueError:
+        return _time(ctx, parameter, given)
+
+
 @command()
 @click.argument("task_type", metavar="TYPE")
 @click.argument("payload", metavar="[PAYLOAD_JSON|-]", required=False, callback=_payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -67,6 +68,24 @@ class TaskStateError(TaskEngineError):
         self.task_id = task_id
         self.status = status
         super().__init__(f"task {task_id} is {status}: it can not be {verb}, only a task that is {allowed} can")
+
+
+class ScheduleNotFound(TaskEngineError):
+    """No schedule has this name."""
+
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
+        self.name = name
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else "`flask taskengine schedules list` shows those that exist"
+        super().__init__(f"no schedule has the name {name!r}: {hint}")
+
+
+class ScheduleConflict(TaskEngineError):
+    """The schedule does not allow what was asked; nothing was changed."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        super().__init__(f"schedule {name!r}: {reason}")
 
 
 class KeyBusyError(TaskEngineError):

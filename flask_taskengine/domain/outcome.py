@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import assert_never
 
+from .backoff import Backoff
 from .durations import spoken
+from .occurrence import OccurrenceEnd
 from .retry import RetryPolicy
 from .states import TaskStatus
 
@@ -101,10 +103,12 @@ class Outcome:
     failure: Failure | None = None
     result: str | None = None
     """JSON text."""
+    occurrence: OccurrenceEnd | None = None
+    """Of the task of a schedule."""
 
 
 def decide(
-    ending: Ending, *, attempts: int, max_attempts: int | None, policy: RetryPolicy, cancel_requested: bool, rng: random.Random
+    ending: Ending, *, attempts: int, max_attempts: int | None, policy: RetryPolicy | Backoff, cancel_requested: bool, rng: random.Random
 ) -> Outcome:
     """Decide what becomes of a task whose attempt number ``attempts`` ended so.
 

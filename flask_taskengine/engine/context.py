@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from .schedule_context import ScheduleContext
+
 _logger = logging.getLogger("flask_taskengine.task")
 
 
@@ -28,6 +30,8 @@ class TaskContext:
     enqueued_at: datetime
     deadline: float | None
     """On the clock of ``time.monotonic``; ``None`` without a timeout."""
+    schedule: ScheduleContext | None = None
+    """What a schedule's handler is told beside the rest; ``None`` for any other task."""
     logger: logging.LoggerAdapter[logging.Logger] = field(init=False)
     cancel_event: threading.Event = field(default_factory=threading.Event, repr=False)
     lease_lost_event: threading.Event = field(default_factory=threading.Event, repr=False)

@@ -6,14 +6,21 @@ import logging
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 
+from ..domain.occurrence import OccurrenceEnd
 from ..domain.outcome import Ending, Failure, Outcome, Raised, Returned, TimedOut, Verdict, decide
 from ..domain.states import TaskStatus
 from ..domain.task import Claimed
+from ..engine.occasion import Held, decide_occurrence, end_occurrence, hold
+from ..engine.schedule_context import ScheduleContext
 from ..signals import (
+    schedule_crashed,
+    schedule_finished,
     task_cancelled,
     task_dead,
     task_failed,
@@ -24,11 +31,14 @@ from ..signals import (
     task_timed_out,
 )
 from ..store import tasks
+from ..store.schedules import ScheduleLocked
 from .database import STATEMENT_DEADLINE, Database
-from .events import facts, tell
+from .events import facts, occurrence_facts, tell
 from .loop import Loop
 
 _GROUP = 500
+_LOCKED = 0.05
+"""Seconds to wait where all that is left to record are occurrences of schedules that other transactions have locked."""
 _logger = logging.getLogger("flask_taskengine")
 
 
@@ -40,6 +50,8 @@ class Ended:
     ending: Ending
     duration: float
     """Seconds that the handler took."""
+    schedule: ScheduleContext | None = None
+    """Of an occurrence that has run here."""
 
 
 class Completer:
@@ -54,6 +66,8 @@ class Completer:
         self._changed = threading.Condition()
         self._loop = Loop("completer", self._run_once)
         self._rng = random.Random()
+        self.occurrence_ended: Callable[[], None] = lambda: None
+        """Called when the end of an occurrence is recorded: the next one may be due."""
 
     def start(self) -> None:
         self._loop.start()
@@ -85,11 +99,14 @@ class Completer:
     def _run_once(self) -> float | None:
         while self._waiting:
             group = [self._waiting[i] for i in range(min(len(self._waiting), _GROUP))]
-            self._record(group)
+            if not self._record(group):
+                return _LOCKED
         return None
 
-    def _record(self, group: list[Ended]) -> None:
-        simple = [e for e in group if isinstance(e.ending, Returned)] if self._keeps_succeeded else []
+    def _record(self, group: list[Ended]) -> bool:
+        """Record what can be recorded; return whether there was any."""
+        any_recorded = False
+        simple = [e for e in group if isinstance(e.ending, Returned) and e.schedule is None] if self._keeps_succeeded else []
         succeeded = self._complete(simple) if simple else set()
         for ended in group:
             if ended.task.id in succeeded:
@@ -97,15 +114,20 @@ class Completer:
             else:
                 try:
                     outcome = self._settle_surely(ended)
+                except ScheduleLocked:
+                    self._waiting.rotate(-1)
+                    continue
                 except Exception:
                     # Tried again after the others: one that the database refuses must not stand in their way.
                     self._waiting.rotate(-1)
                     raise
                 self.announce(ended, outcome)
             # One by one: were the next to fail, this one must not be recorded and announced again.
+            any_recorded = True
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()
+        return any_recorded
 
     @property
     def _keeps_succeeded(self) -> bool:
@@ -127,24 +149,28 @@ class Completer:
     def _settle_surely(self, ended: Ended) -> Outcome | None:
         try:
             with self._line.transaction() as connection:
-                return self.settle(connection, ended)
+                return self.settle(connection, ended, patient=False)
         except sa.exc.DataError as error:
             failure = Failure("DataError", f"the end of this attempt could not be stored: {type(error.orig).__name__}")
             with self._line.transaction() as connection:
-                return self.settle(connection, replace(ended, ending=Raised(failure)))
+                return self.settle(connection, replace(ended, ending=Raised(failure)), patient=False)
 
-    def settle(self, connection: sa.Connection, ended: Ended, node: str | None = None) -> Outcome | None:
+    def settle(self, connection: sa.Connection, ended: Ended, node: str | None = None, *, patient: bool = True) -> Outcome | None:
         """Record the end of one attempt in the caller's transaction; None where the attempt has lost the task.
 
         The row is asked for a cancel request only where writing without one has failed.
 
         Args:
             node: the one that ran it; by default this one.
+            patient: wait for a transaction that has locked the schedule of an occurrence; else raise ``ScheduleLocked``.
         """
         tables, task = self._database.tables, ended.task
+        occurrence = hold(connection, tables, task, ended.schedule, patient=patient)
         for cancel_requested in (False, True):
-            outcome = self.decide(task, ended.ending, cancel_requested)
+            outcome = self.decide(task, ended.ending, cancel_requested, occurrence)
             if self._write(connection, task, outcome):
+                if occurrence is not None:
+                    outcome = end_occurrence(connection, self._database.dialect, occurrence, task, outcome)
                 if outcome.failure is not None:
                     tasks.record_attempt(connection, tables, task, node or self.node, outcome.failure)
                 return outcome
@@ -158,10 +184,12 @@ class Completer:
                 return outcome if held[1] is outcome.status else None
         return None
 
-    def decide(self, task: Claimed, ending: Ending, cancel_requested: bool) -> Outcome:
+    def decide(self, task: Claimed, ending: Ending, cancel_requested: bool, occurrence: Held | None = None) -> Outcome:
         """Ask what becomes of the task."""
         processor = self._host.registry.get(task.type)
         policy = self._host.settings.retry_policy(task.type, processor.retry if processor else None)
+        if occurrence is not None:
+            return decide_occurrence(occurrence, task, ending, own=policy, cancel_requested=cancel_requested, rng=self._rng)
         return decide(
             ending,
             attempts=task.attempts,
@@ -188,6 +216,11 @@ class Completer:
         if outcome is None:
             tell(task_lease_lost, self._host, **common, duration=ended.duration)
             return
+        self._announce_task(ended, outcome, common)
+        if outcome.occurrence is not None:
+            self._announce_occurrence(ended, outcome, outcome.occurrence)
+
+    def _announce_task(self, ended: Ended, outcome: Outcome, common: dict[str, Any]) -> None:
         match outcome.verdict:
             case Verdict.SUCCEEDED:
                 tell(task_succeeded, self._host, **common, duration=ended.duration)
@@ -201,3 +234,16 @@ class Completer:
                 tell(task_failed, self._host, **common, duration=ended.duration, failure=outcome.failure)
             case Verdict.DEAD:
                 tell(task_dead, self._host, **common, duration=ended.duration, failure=outcome.failure)
+
+    def _announce_occurrence(self, ended: Ended, outcome: Outcome, end: OccurrenceEnd) -> None:
+        common = occurrence_facts(ended.task, self.node, end.occurrence.name, end.occurrence.scheduled_at)
+        common |= {"duration": ended.duration, "next_at": end.next_at}
+        match outcome.verdict:
+            case Verdict.SUCCEEDED:
+                tell(schedule_finished, self._host, **common)
+            case Verdict.RETRIED | Verdict.FAILED | Verdict.DEAD | Verdict.CANCELLED:
+                retried = outcome.verdict is Verdict.RETRIED
+                tell(schedule_crashed, self._host, **common, failure=outcome.failure, retried=retried)
+            case _:
+                pass
+        self.occurrence_ended()

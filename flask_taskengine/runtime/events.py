@@ -1,8 +1,9 @@
-"""What the worker's own threads announce of a claimed task."""
+"""What the worker's own threads announce of a claimed task, or of the run of a schedule."""
 
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import Any
 
 from blinker import NamedSignal
@@ -24,3 +25,8 @@ def tell(signal: NamedSignal, host: Host, **fields: Any) -> None:
 def facts(task: Claimed, node: str) -> dict[str, Any]:
     """Return ``task_id``, ``task_type``, ``attempt``, ``token`` and ``node``."""
     return {"task_id": task.id, "task_type": task.type, "attempt": task.attempts, "token": task.claims, "node": node}
+
+
+def occurrence_facts(task: Claimed, node: str, name: str, scheduled_at: datetime) -> dict[str, Any]:
+    """Return ``schedule``, ``task_id``, ``attempt``, ``node`` and ``scheduled_at``."""
+    return {"schedule": name, "task_id": task.id, "attempt": task.attempts, "node": node, "scheduled_at": scheduled_at}

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from typing import Any
 
+import sqlalchemy as sa
+
 from ..domain.errors import (
     LeaseLostError,
     PayloadError,
@@ -31,10 +33,11 @@ from ..engine.context import TaskContext, running
 from ..engine.failures import failure_from
 from ..engine.payload import dump_result
 from ..engine.registry import Processor
-from ..signals import task_started
+from ..engine.schedule_context import ScheduleContext
+from ..signals import schedule_started, task_started
 from .completer import Completer, Ended
 from .database import STATEMENT_DEADLINE, Database
-from .events import facts, tell
+from .events import facts, occurrence_facts, tell
 from .isolation import IsolatedRun, Isolation, Recorded
 from .pool import ThreadPool
 from .run import Run, current, ending_of_interrupt
@@ -84,6 +87,8 @@ class Executor:
         self.abandoned = 0
         self.on_start: Callable[[], None] = _nothing
         """Called before a task is handed to its thread."""
+        self.may_begin: Callable[[Claimed], ScheduleContext | None] = lambda _: None
+        """Asked before each run: the occurrences of a schedule run one at a time."""
 
     # --- start --------------------------------------------------------------------------------------------------------
 
@@ -124,7 +129,9 @@ class Executor:
     def _run(self, run: Run, processor: Processor | None, timeout: float | None) -> None:
         run.started = time.monotonic()
         run.ident = threading.get_ident()
-        ending = self._run_apart(run, timeout) if isinstance(run, IsolatedRun) else self.run_here(run, processor, timeout)
+        ending = self._hindrance(run)
+        if ending is None:
+            ending = self._run_apart(run, timeout) if isinstance(run, IsolatedRun) else self.run_here(run, processor, timeout)
         if run.close():
             self._end(run, ending)
 
@@ -143,7 +150,7 @@ class Executor:
         tokens = running.set(run.context), current.set(run)
         try:
             with self._host.app.app_context():
-                tell(task_started, self._host, **facts(run.task, self._completer.node), waited=_waited(run.task))
+                self._announce_start(run)
             with self._limit(run, timeout):
                 ending = run.attempt(self._completer.node, timeout)
         except BaseException as error:
@@ -156,11 +163,32 @@ class Executor:
             return None
         return ending
 
+    def _hindrance(self, run: Run) -> Ending | None:
+        """Ask whether a task may begin; return how its attempt ends where it may not."""
+        try:
+            run.context.schedule = schedule = self.may_begin(run.task)
+        except (Snooze, Reject) as error:
+            return self._ending_of(run, error, None)
+        except sa.exc.DBAPIError as error:
+            _logger.warning("task %d could not begin: %s", run.task.id, error.orig)
+            return Interrupted()
+        except Exception as error:
+            return Raised(failure_from(error))
+        if schedule is not None:
+            run.context.max_attempts = schedule.max_attempts
+        return None
+
+    def _announce_start(self, run: Run) -> None:
+        node, schedule = self._completer.node, run.context.schedule
+        tell(task_started, self._host, **facts(run.task, node), waited=_waited(run.task))
+        if schedule is not None:
+            tell(schedule_started, self._host, **occurrence_facts(run.task, node, schedule.name, schedule.scheduled_at))
+
     def _attempt(self, run: Run, processor: Processor | None, timeout: float | None) -> Ending | None:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""
         tokens = running.set(run.context), current.set(run)
         try:
-            tell(task_started, self._host, **facts(run.task, self._completer.node), waited=_waited(run.task))
+            self._announce_start(run)
             result = self._call(run, processor, timeout)
             return self._complete_in_session(run, result)
         except BaseException as error:
@@ -170,6 +198,8 @@ class Executor:
             self._roll_back(run)
             if isinstance(error, LeaseLostError) and ending is None and run.interrupted is None:
                 self._completer.announce(Ended(run.task, Interrupted(), time.monotonic() - run.started), None)
+            if run.context.schedule is not None and isinstance(ending, (Raised, Rejected, TimedOut)):
+                run.context.schedule.failed(run.context, error, self._next_run(run))
             return ending
         finally:
             running.reset(tokens[0])
@@ -199,7 +229,14 @@ class Executor:
         if run.interrupted is not None:
             # The handler has swallowed the interrupt; a statement that was cancelled may be missing from its work.
             raise run.interrupted
+        if run.context.schedule is not None:
+            run.context.schedule.succeeded(run.context, returned, self._next_run(run), self._host.settings.max_payload)
         return Returned(dump_result(returned, self._host.settings.max_payload, task_type=run.task.type) if processor.store_result else None)
+
+    def _next_run(self, run: Run) -> Callable[[TaskContext], Any] | None:
+        """Return what the code's schedule is asked for its next time after a run."""
+        declared = self._host.schedules.get(run.context.schedule.name) if run.context.schedule is not None else None
+        return getattr(declared.definition.timing, "next_run", None) if declared is not None else None
 
     def _complete_in_session(self, run: Run, ending: Returned) -> Ending | None:
         session = used_session(self._host, run)
@@ -208,7 +245,7 @@ class Executor:
         connection = session.connection()
         driver = connection.connection.driver_connection
         with self._database.watchdog.limit(STATEMENT_DEADLINE, lambda: self._database.dialect.sever(driver)):
-            ended = Ended(run.task, ending, time.monotonic() - run.started)
+            ended = Ended(run.task, ending, time.monotonic() - run.started, run.context.schedule)
             outcome = None if run.abandoned else self._completer.settle(connection, ended)
             if outcome is None:
                 raise LeaseLostError(run.task.id)
@@ -259,7 +296,7 @@ class Executor:
     def _end(self, run: Run, ending: Ending | None) -> None:
         duration = time.monotonic() - run.started
         if ending is not None:
-            self._completer.put(Ended(run.task, ending, duration))
+            self._completer.put(Ended(run.task, ending, duration, run.context.schedule))
         # Only now: who waits until nothing runs relies on every end being with the completer.
         self._runs.remove(run)
         self._slots.give_back(run.task.type, duration)

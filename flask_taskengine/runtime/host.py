@@ -15,6 +15,7 @@ from flask import Flask
 from flask_sqlalchemy import SQLAlchemy
 
 from ..domain.task import Enqueued, NewTask
+from ..engine.declare import Declared
 from ..engine.registry import Registry
 from ..settings import Settings
 from ..signals import emit
@@ -73,6 +74,8 @@ class Host:
     """Counts events, given their names and fields. Raises nothing."""
     tell_elsewhere: Callable[[str, Mapping[str, Any]], None] | None = None
     """In a process that does not live long enough for receivers: takes the names and fields of events in their stead."""
+    schedules: Mapping[str, Declared] = field(default_factory=dict)
+    """Those of the code, by name."""
     _dialects: dict[str, Dialect] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -21,7 +21,7 @@ from ..domain.errors import TaskCancelled, TaskInterrupt, TaskLeaseLost, TaskTim
 from ..domain.outcome import Ending, Outcome, Raised
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
-from ..signals import task_started
+from ..signals import schedule_started, task_started
 from .apart import out_of_memory
 from .completer import Completer, Ended
 from .database import Database
@@ -29,7 +29,7 @@ from .executor import Executor
 from .host import Host
 from .run import Run
 from .slots import Slots
-from .wire import Message, Wire, from_ending, from_outcome, to_claimed
+from .wire import Message, Wire, from_ending, from_outcome, from_said, to_claimed, to_schedule
 
 SHOW_SIGNAL = signal.SIGXCPU
 """Makes a process that hangs write where; no handler runs, so one that never gives up the interpreter's lock writes too."""
@@ -93,7 +93,7 @@ class _Attempt:
         if ending is None:
             self._wire.send("recorded", outcome=from_outcome(self._reporter.outcome))
         else:
-            self._wire.send("ended", ending=from_ending(self._explained(ending)))
+            self._wire.send("ended", ending=from_ending(self._explained(ending)), said=from_said(self._run.context.schedule))
 
     def _context(self, task: Claimed, request: Message) -> TaskContext:
         return TaskContext(
@@ -105,6 +105,7 @@ class _Attempt:
             idempotency_key=task.idempotency_key,
             enqueued_at=task.created_at,
             deadline=request["deadline"],
+            schedule=to_schedule(request["schedule"]),
             on_progress=self._progress.report,
         )
 
@@ -115,7 +116,7 @@ class _Attempt:
 
     def _tell_worker(self, name: str, fields: Mapping[str, Any]) -> None:
         """Leave events to the worker: its receivers last and count, those here would be gone at once. It has told of the start itself."""
-        if name != task_started.name:
+        if name not in (task_started.name, schedule_started.name):
             with suppress(OSError):
                 self._wire.send_if_free("event", name=name, fields=fields)
 

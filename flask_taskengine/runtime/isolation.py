@@ -21,7 +21,7 @@ from .apart import Process
 from .database import STATEMENT_DEADLINE
 from .host import Host
 from .run import Phase, Run, ending_of_interrupt
-from .wire import from_claimed, to_ending, to_outcome
+from .wire import from_claimed, from_schedule, hear_said, to_ending, to_outcome
 
 START = b"+"
 """Said to the zygote, with the file descriptors of the new process."""
@@ -181,6 +181,7 @@ class IsolatedRun(Run):
                         self._phase = Phase.ENDING
                     process.expect_end(_COMPLETION_WAIT)
                 case "ended":
+                    hear_said(self.context.schedule, message["said"])
                     return to_ending(message["ending"])
                 case "recorded":
                     return Recorded(to_outcome(message["outcome"]))
@@ -190,7 +191,8 @@ class IsolatedRun(Run):
         return {} if self.host.tracing is None else self.host.tracing.carry()
 
     def _limits(self) -> dict[str, Any]:
-        return {"deadline": self.context.deadline, "max_attempts": self.context.max_attempts, "memory": self._isolation.memory}
+        limits = {"deadline": self.context.deadline, "max_attempts": self.context.max_attempts, "memory": self._isolation.memory}
+        return limits | {"schedule": from_schedule(self.context.schedule)}
 
     # --- by other threads ---------------------------------------------------------------------------------------------
 

@@ -183,3 +183,7 @@ class ReactionDecorators:
     on_node_left = _On(signals.node_left)
     on_node_lost = _On(signals.node_lost)
     on_node_expired = _On(signals.node_expired)
+    on_schedule_started = _On(signals.schedule_started)
+    on_schedule_finished = _On(signals.schedule_finished)
+    on_schedule_crashed = _On(signals.schedule_crashed)
+    on_schedule_missed = _On(signals.schedule_missed)

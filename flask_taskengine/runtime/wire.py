@@ -8,17 +8,21 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from typing import Any
 
+from ..domain.occurrence import OccurrenceEnd, occurrence_of
 from ..domain.outcome import Ending, Failure, Interrupted, Outcome, Raised, Rejected, Returned, Snoozed, TimedOut, Verdict
 from ..domain.states import TaskStatus
 from ..domain.task import Claimed
+from ..engine.schedule_context import ScheduleContext
 
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 256 * 1024
 _TIMES = ("available_at", "created_at", "claimed_at")
+_SCHEDULE_TIMES = ("scheduled_at", "last_success_at", "next_at")
+_SAID = ("error", "wanted", "state_text")
 _ENDINGS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Returned, Raised, Rejected, Snoozed, TimedOut, Interrupted)}
 
 Message = dict[str, Any]
@@ -121,13 +125,54 @@ def to_ending(told: Message) -> Ending:
 
 def from_outcome(outcome: Outcome | None) -> Message | None:
     """Write what was recorded; None where the attempt had lost the task."""
-    return None if outcome is None else asdict(outcome)
+    if outcome is None:
+        return None
+    end = outcome.occurrence
+    written = asdict(replace(outcome, occurrence=None))
+    return written | {"occurrence": end and {"key": end.occurrence.key, "next_at": end.next_at and end.next_at.isoformat()}}
 
 
 def to_outcome(told: Message | None) -> Outcome | None:
     """Read what was recorded."""
     if told is None:
         return None
-    failure = told["failure"]
+    failure, end = told["failure"], told["occurrence"]
     read = {"verdict": Verdict(told["verdict"]), "status": TaskStatus(told["status"]), "failure": failure and Failure(**failure)}
-    return Outcome(**told | read)
+    return Outcome(**told | read | {"occurrence": end and _occurrence_end(**end)})
+
+
+def _occurrence_end(key: str, next_at: str | None) -> OccurrenceEnd:
+    occurrence = occurrence_of(key)
+    assert occurrence is not None
+    return OccurrenceEnd(occurrence, None if next_at is None else datetime.fromisoformat(next_at))
+
+
+def from_schedule(schedule: ScheduleContext | None) -> Message | None:
+    """Write what a handler is told of its schedule; not what it says itself."""
+    if schedule is None:
+        return None
+    told = {one.name: getattr(schedule, one.name) for one in fields(ScheduleContext) if one.name not in _SAID}
+    return told | {name: told[name] and told[name].isoformat() for name in _SCHEDULE_TIMES}
+
+
+def to_schedule(told: Message | None) -> ScheduleContext | None:
+    """Read what a handler is told of its schedule."""
+    if told is None:
+        return None
+    return ScheduleContext(**told | {name: told[name] and datetime.fromisoformat(told[name]) for name in _SCHEDULE_TIMES})
+
+
+def from_said(schedule: ScheduleContext | None) -> Message | None:
+    """Write what a handler has said of its schedule: its state, and the next time."""
+    if schedule is None:
+        return None
+    wanted = schedule.wanted
+    return {"state_text": schedule.state_text, "wanted": wanted.isoformat() if isinstance(wanted, datetime) else wanted}
+
+
+def hear_said(schedule: ScheduleContext | None, told: Message | None) -> None:
+    """Note what a handler has said of its schedule in another process."""
+    if schedule is not None and told is not None:
+        wanted = told["wanted"]
+        schedule.state_text = told["state_text"]
+        schedule.wanted = datetime.fromisoformat(wanted) if isinstance(wanted, str) else wanted

@@ -26,6 +26,7 @@ from .pool import ThreadPool
 from .pruner import Pruner
 from .reaper import Reaper
 from .rollcall import RollCall
+from .scheduler import Scheduler
 from .slots import Slots
 from .watchdog import Watchdog
 
@@ -99,8 +100,11 @@ class Worker:
         self._isolation = isolation
         self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types, isolation)
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
-        self.dispatcher.recorded = lambda: not self.completer.waiting
+        self.dispatcher.recorded = lambda: not self.completer.waiting and self.scheduler.nothing_due.is_set()
         self.rollcall = RollCall(self.database, self.executor, self.completer, host.settings.heartbeat_interval)
+        self.scheduler = Scheduler(self.database, self.dispatcher.types, self.dispatcher.wake)
+        self.executor.may_begin = self.scheduler.may_begin
+        self.completer.occurrence_ended = self.scheduler.look
         self.notifier = Notifier(self.database, self.wake)
         self.reaper = Reaper(self.database, self.completer, self._steadiness)
         self.foreign = ForeignTypes(self.database, self.dispatcher)
@@ -123,7 +127,7 @@ class Worker:
         self.watchdog.start()
         self.completer.start()
         self.membership.start()
-        for part in (self.dispatcher, self.rollcall, self.notifier, self.reaper, self.foreign, self.pruner, self.health):
+        for part in (self.dispatcher, self.rollcall, self.scheduler, self.notifier, self.reaper, self.foreign, self.pruner, self.health):
             part.start()
 
     def beat_itself(self) -> None:
@@ -137,6 +141,7 @@ class Worker:
         """Look for due tasks and for cancel requests now."""
         self.dispatcher.wake()
         self.rollcall.wake()
+        self.scheduler.nudge()
 
     def drained(self) -> bool:
         """Say whether a worker that drains has found nothing due while nothing ran and every end was recorded."""
@@ -174,6 +179,7 @@ class Worker:
         self.executor.hurry(timeout)
 
     def _stop(self, timeout: float) -> bool:
+        self.scheduler.stop()
         self.dispatcher.stop()
         self.executor.stop(timeout)
         if self._isolation is not None:
@@ -181,6 +187,7 @@ class Worker:
         recorded = self.completer.stop(_RECORD_WITHIN)
         for part in (self.health, self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
             part.stop()
+        self.scheduler.close()
         if recorded:
             self._leave()
         if self._heartbeat is not None:
@@ -216,6 +223,7 @@ class Worker:
             self._heartbeat.add(node)
         if self._tell_joined is not None:
             self._tell_joined(node)
+        self.scheduler.join(node)
         self.host.announce(node_joined, node=node, label=self.membership.label, concurrency=self.options.concurrency)
         self.dispatcher.holding.set()
         self.dispatcher.wake()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from ..domain.task import Claimed
@@ -13,22 +13,24 @@ Lane = tuple[str, int]
 
 _SLOW = 0.003
 """Seconds that the database may search for due tasks before it is worth knowing where to begin."""
-_SHARE = 30
-"""Of so many seconds, one may be spent on looking everywhere."""
+_SHARE = 60
+"""Of so many seconds, one may be spent on looking everywhere; the survey that goes with it costs about as much again."""
 _LONGEST = 2.0
 """Seconds after which a claim looks everywhere in any case."""
 _SLACK = timedelta(seconds=1)
 """How far below its mark a lane is searched again: what is enqueued in a transaction is seen only when that has committed."""
-_MOST_LANES = 200
+_MOST_LANES = 1000
+"""With more than these, every claim looks everywhere."""
 
 
 class LowWater:
     """Remembers for each lane up to which time this node has seen everything taken.
 
     A claim that looks everywhere walks the index entry of each task which has been taken since the oldest open transaction began.
-    Where that becomes slow, most claims search the known lanes only, each from a little below its mark on. Nothing is lost by
-    that: every now and then a claim looks everywhere, and finds new lanes and what has come to stand below a mark. That is
-    how long such a task may wait; and no claim is restricted while looking everywhere is quick.
+    Where that becomes slow, a survey finds all lanes, so that priorities go on to count, and most claims search these only, each
+    from a little below its mark on. Nothing is lost by that: every now and then a claim looks everywhere, and finds new lanes and
+    what has come to stand below a mark. That is how long such a task may wait; and no claim is restricted while looking
+    everywhere is quick.
 
     Not for use by two threads.
     """
@@ -36,6 +38,9 @@ class LowWater:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._marks: dict[Lane, datetime] = {}
+        self._surveyed: frozenset[str] = frozenset()
+        self.to_survey = False
+        """Whether the lanes have to be surveyed before a claim can be restricted."""
         self._everywhere_at = 0.0
         self._now: tuple[datetime, float] | None = None
 
@@ -45,7 +50,7 @@ class LowWater:
 
     def lanes(self, types: Collection[str]) -> dict[Lane, datetime]:
         """Return the lanes to search and the time from which on; empty where to look everywhere."""
-        if self.everywhere_in() == 0:
+        if self.everywhere_in() == 0 or not self._surveyed.issuperset(types):
             return {}
         return {lane: mark - _SLACK for lane, mark in self._marks.items() if lane[0] in types}
 
@@ -67,7 +72,13 @@ class LowWater:
         if self._now is not None:
             moment = self._now[0] + timedelta(seconds=now - self._now[1])
             self._marks |= {lane: max(mark, moment) for lane, mark in self._marks.items() if lane[0] in exhausted}
-        for lane in list(self._marks)[:-_MOST_LANES]:
-            del self._marks[lane]
         if everywhere and searched is not None:
-            self._everywhere_at = now + min(_LONGEST, searched * _SHARE) if searched > _SLOW else 0.0
+            self.to_survey = searched > _SLOW
+            self._everywhere_at = now + min(_LONGEST, searched * _SHARE) if self.to_survey else 0.0
+
+    def surveyed(self, types: Collection[str], begins: Mapping[Lane, datetime]) -> None:
+        """Take note of all lanes of these types that have tasks, and of where each begins; an empty one keeps its mark."""
+        self.to_survey = False
+        empty = [(lane, mark) for lane, mark in self._marks.items() if lane not in begins]
+        self._marks = dict(empty[-_MOST_LANES:]) | dict(begins)
+        self._surveyed = frozenset(types) if len(begins) <= _MOST_LANES else frozenset()

@@ -98,6 +98,40 @@ class Tables:
             sa.Column("node", sa.String(255)),
             sa.Column("expires_at", UtcDateTime(), nullable=False),
         )
+        self.schedule = self._schedule_table()
+
+    def _schedule_table(self) -> sa.Table:
+        name = f"{self.names.prefix}schedule"
+        table = sa.Table(
+            name,
+            self.metadata,
+            sa.Column("name", sa.String(255), primary_key=True),
+            sa.Column("source", sa.String(16), nullable=False),
+            sa.Column("type", sa.String(255), nullable=False),
+            sa.Column("payload", JsonText()),
+            sa.Column("definition", JsonText(), nullable=False),
+            sa.Column("superseded", JsonText()),
+            sa.Column("declared_by", sa.String(255)),
+            sa.Column("next_at", UtcDateTime()),
+            sa.Column("task_id", BigInt),
+            sa.Column("requested_at", UtcDateTime()),
+            sa.Column("paused_at", UtcDateTime()),
+            sa.Column("state", JsonText()),
+            sa.Column("runs", BigInt, nullable=False, server_default="0"),
+            sa.Column("successes", BigInt, nullable=False, server_default="0"),
+            sa.Column("runs_since_success", BigInt, nullable=False, server_default="0"),
+            sa.Column("last_task_id", BigInt),
+            sa.Column("last_scheduled_at", UtcDateTime()),
+            sa.Column("last_started_at", UtcDateTime()),
+            sa.Column("last_ended_at", UtcDateTime()),
+            sa.Column("last_success_at", UtcDateTime()),
+            sa.Column("created_at", UtcDateTime(), nullable=False, server_default=db_now()),
+            sa.Column("updated_at", UtcDateTime(), nullable=False, server_default=db_now()),
+        )
+        sa.Index(f"{name}_next", table.c.next_at)
+        running = table.c.task_id.is_not(None)
+        sa.Index(f"{name}_running", table.c.task_id, postgresql_where=running, sqlite_where=running, mssql_where=running)
+        return table
 
     def _task_table(self) -> sa.Table:
         name = self.names.task

@@ -38,6 +38,7 @@ LINES: tuple[tuple[NamedSignal, int, str], ...] = (
     (signals.task_cancelled, logging.INFO, f"{_TASK} is CANCELLED"),
     (signals.task_requeued, logging.INFO, f"{_TASK} is PENDING again: %(reason)s"),
     (signals.task_lease_lost, logging.WARNING, f"{_TASK} is lost to this node, what attempt %(attempt)d wrote is rolled back"),
+    (signals.schedule_missed, logging.WARNING, "schedule %(schedule)s has missed times from %(first)s to %(until)s (policy %(policy)s)"),
 )
 """The lines: signal, level, text. A signal's fields are the record's attributes too; of a ``failure``, ``error_class``,
 ``error`` (its first line) and ``traceback`` are."""

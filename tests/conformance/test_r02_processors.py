@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flask_taskengine import TaskContext, TaskProcessor, TaskStatus, current_task
-from tests.support.inprocess import StartWorkerHere
 from tests.support.shop import Shop
+from tests.support.shop_fixtures import RunWorker
 
 
 def twice(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ class Greeter(TaskProcessor[dict[str, str]]):
         return f"{self.words}, {payload['name']} ({context.attempt})"
 
 
-def test_r02_functions_and_objects_process_their_types(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r02_functions_and_objects_process_their_types(shop: Shop, run_worker: RunWorker) -> None:
     """Each task reaches the processor of its type, with its payload, and the context where it is asked for."""
 
     @shop.engine.task("plain", store_result=True)
@@ -47,12 +47,12 @@ def test_r02_functions_and_objects_process_their_types(shop: Shop, start_worker_
 
     shop.engine.register(Greeter("hello"))
     ids = [shop.enqueue("plain", {"n": 1}), shop.enqueue("context"), shop.enqueue("greet", {"name": "Ada"})]
-    start_worker_here(shop)
+    run_worker(shop)
     shop.wait_for_all(ids)
     assert [shop.task(task_id).result for task_id in ids] == [["plain", {"n": 1}], [ids[1], "context", 1, 1], "hello, Ada (1)"]
 
 
-def test_r02_decorated_processors_keep_working(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r02_decorated_processors_keep_working(shop: Shop, run_worker: RunWorker) -> None:
     """A decorator below or above the engine's is called, in tasks and in plain calls."""
 
     @shop.engine.task("below", store_result=True)
@@ -67,13 +67,13 @@ def test_r02_decorated_processors_keep_working(shop: Shop, start_worker_here: St
 
     shop.engine.task("partial", store_result=True)(functools.partial(lambda factor, payload: factor * payload, 3))
     ids = [shop.enqueue("below", 1), shop.enqueue("above", 1), shop.enqueue("partial", 2)]
-    start_worker_here(shop)
+    run_worker(shop)
     shop.wait_for_all(ids)
     assert [shop.task(task_id).result for task_id in ids] == [[2, 2], 2, 6]
     assert below(4) == [5, 5]
 
 
-def test_r02_current_task_is_the_task_that_runs(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r02_current_task_is_the_task_that_runs(shop: Shop, run_worker: RunWorker) -> None:
     """Code that is not given the context finds that of its own thread's attempt, however many run beside it."""
 
     @shop.engine.task("who", store_result=True)
@@ -81,12 +81,12 @@ def test_r02_current_task_is_the_task_that_runs(shop: Shop, start_worker_here: S
         return current_task.task_id
 
     ids = shop.enqueue_many(*["who"] * 30)
-    start_worker_here(shop, 8)
+    run_worker(shop, 8)
     shop.wait_for_all(ids)
     assert [shop.task(task_id).result for task_id in ids] == ids
 
 
-def test_r02_a_processor_that_can_not_import_its_needs_fails(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r02_a_processor_that_can_not_import_its_needs_fails(shop: Shop, run_worker: RunWorker) -> None:
     """An ImportError inside a handler is a failure like any other, not limbo (faults 19)."""
 
     @shop.engine.task("import")
@@ -94,14 +94,14 @@ def test_r02_a_processor_that_can_not_import_its_needs_fails(shop: Shop, start_w
         import no_such_module_anywhere  # type: ignore[import-not-found]  # noqa: F401
 
     task_id = shop.enqueue("import", max_attempts=1)
-    start_worker_here(shop)
+    run_worker(shop)
     task = shop.wait_for(task_id)
     assert task.status is TaskStatus.DEAD
     assert task.last_error is not None
     assert task.last_error.startswith("ModuleNotFoundError: No module named 'no_such_module_anywhere'")
 
 
-def test_r02_a_type_is_processed_with_an_engine_that_was_made_first(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r02_a_type_is_processed_with_an_engine_that_was_made_first(shop: Shop, run_worker: RunWorker) -> None:
     """A processor that is registered after ``init_app`` counts; what a handler enqueues runs too."""
 
     @shop.engine.task("second")
@@ -112,6 +112,6 @@ def test_r02_a_type_is_processed_with_an_engine_that_was_made_first(shop: Shop, 
     def first(payload: Any) -> int:
         return int(shop.engine.enqueue("second").id)
 
-    start_worker_here(shop)
+    run_worker(shop)
     first_task = shop.wait_for(shop.enqueue("first"))
     assert shop.wait_for(first_task.result).status is TaskStatus.SUCCEEDED

@@ -14,9 +14,8 @@ from flask_taskengine import Reject, Retry, RetryPolicy, Snooze, TaskStatus, cur
 from flask_taskengine.domain.outcome import Snoozed, decide
 from flask_taskengine.store import nodes, tasks
 from flask_taskengine.store.clock import db_now
-from tests.support.inprocess import StartWorkerHere
 from tests.support.shop import Effect, Events, Shop
-from tests.support.shop_fixtures import MakeShop
+from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
 AT_ONCE = RetryPolicy(max_attempts=3, base_backoff=0)
@@ -47,7 +46,7 @@ def has_failed(shop: Shop, task_id: int) -> bool:
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_r06_dead_after_exactly_max_attempts(shop: Shop, start_worker_here: StartWorkerHere, events: Events, most: int) -> None:
+def test_r06_dead_after_exactly_max_attempts(shop: Shop, run_worker: RunWorker, events: Events, most: int) -> None:
     """A task that always fails is tried ``max_attempts`` times, each time rolled back, and then never again."""
     calls: list[tuple[int, int | None]] = []
 
@@ -59,7 +58,7 @@ def test_r06_dead_after_exactly_max_attempts(shop: Shop, start_worker_here: Star
         raise OddError(f"call {len(calls)}")
 
     task_id = shop.enqueue("fails", max_attempts=None if most == 3 else most)
-    worker = start_worker_here(shop)
+    worker = run_worker(shop)
     task = shop.wait_for(task_id)
     assert (task.status, task.attempts, task.claims) == ("DEAD", most, most)
     assert task.last_error == f"{ODD}: call {most}"
@@ -74,7 +73,7 @@ def test_r06_dead_after_exactly_max_attempts(shop: Shop, start_worker_here: Star
         assert names == ["task_claimed", "task_started", "task_dead" if attempt == most else "task_retried"]
 
 
-def test_r06_every_failed_attempt_is_kept(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r06_every_failed_attempt_is_kept(shop: Shop, run_worker: RunWorker) -> None:
     """Class, message, traceback, node and times of each are recorded, and the traceback shows the handler's line."""
 
     @shop.engine.task("fails", retry=AT_ONCE)
@@ -86,7 +85,7 @@ def test_r06_every_failed_attempt_is_kept(shop: Shop, start_worker_here: StartWo
 
     before = now(shop)
     task_id = shop.enqueue("fails")
-    worker = start_worker_here(shop, label="node-7")
+    worker = run_worker(shop, label="node-7")
     task = shop.wait_for(task_id)
     attempts = shop.attempts(task_id)
     assert [(a["attempt"], a["claims"], a["error_class"], a["message"]) for a in attempts] == [
@@ -100,7 +99,7 @@ def test_r06_every_failed_attempt_is_kept(shop: Shop, start_worker_here: StartWo
         assert 'raise OddError(f"attempt {current_task.attempt}") from error' in attempt["traceback"]
 
 
-def test_r06_backoff_counts_by_the_databases_clock(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r06_backoff_counts_by_the_databases_clock(shop: Shop, run_worker: RunWorker) -> None:
     """The next attempt is due after the policy's backoff, counted from the failure on."""
 
     @shop.engine.task("fails", retry=RetryPolicy(max_attempts=5, base_backoff=100, multiplier=3, max_backoff=600, jitter=0))
@@ -108,7 +107,7 @@ def test_r06_backoff_counts_by_the_databases_clock(shop: Shop, start_worker_here
         raise OddError
 
     task_id = shop.enqueue("fails")
-    worker = start_worker_here(shop)
+    worker = run_worker(shop)
     table = shop.dialect.tables.task
     for attempt, backoff in enumerate([100, 300, 600, 600], 1):
         wait_until(partial(is_back_after, shop, task_id, attempt))
@@ -122,7 +121,7 @@ def test_r06_backoff_counts_by_the_databases_clock(shop: Shop, start_worker_here
     assert shop.wait_for(task_id).status is TaskStatus.DEAD
 
 
-def test_r06_reject_fails_at_once(shop: Shop, start_worker_here: StartWorkerHere, events: Events) -> None:
+def test_r06_reject_fails_at_once(shop: Shop, run_worker: RunWorker, events: Events) -> None:
     """``Reject`` ends the task as FAILED with the first attempt, and its writes are rolled back."""
 
     @shop.engine.task("rejects", retry=AT_ONCE)
@@ -130,7 +129,7 @@ def test_r06_reject_fails_at_once(shop: Shop, start_worker_here: StartWorkerHere
         shop.db.session.add(Effect(name="never"))
         raise Reject("no such address")
 
-    start_worker_here(shop)
+    run_worker(shop)
     task = shop.wait_for(shop.enqueue("rejects"))
     assert (task.status, task.attempts, task.last_error) == ("FAILED", 1, "Reject: no such address")
     assert [a["message"] for a in shop.attempts(task.id)] == ["no such address"]
@@ -138,7 +137,7 @@ def test_r06_reject_fails_at_once(shop: Shop, start_worker_here: StartWorkerHere
     wait_until(lambda: events.names(task.id)[-1] == "task_failed")
 
 
-def test_r06_retry_sets_its_own_delay_and_counts(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r06_retry_sets_its_own_delay_and_counts(shop: Shop, run_worker: RunWorker) -> None:
     """``Retry(after)`` wins over the policy's backoff; the attempt counts, and the last one is DEAD."""
 
     @shop.engine.task("retries", retry=RetryPolicy(max_attempts=2, base_backoff=0))
@@ -147,7 +146,7 @@ def test_r06_retry_sets_its_own_delay_and_counts(shop: Shop, start_worker_here: 
         raise Retry(payload["after"], reason="the provider is down")
 
     later, soon = shop.enqueue("retries", {"after": "50m"}), shop.enqueue("retries", {"after": 0})
-    start_worker_here(shop)
+    run_worker(shop)
     dead = shop.wait_for(soon)
     assert (dead.status, dead.attempts, dead.last_error) == ("DEAD", 2, "Retry: the provider is down")
     task = shop.wait_for(later, "PENDING")
@@ -158,7 +157,7 @@ def test_r06_retry_sets_its_own_delay_and_counts(shop: Shop, start_worker_here: 
     assert shop.effects() == []
 
 
-def test_r06_snooze_does_not_count(shop: Shop, start_worker_here: StartWorkerHere, events: Events) -> None:
+def test_r06_snooze_does_not_count(shop: Shop, run_worker: RunWorker, events: Events) -> None:
     """A snoozed attempt leaves no failure, no effect and no count; the fencing token still rises."""
     tokens: list[int] = []
 
@@ -171,7 +170,7 @@ def test_r06_snooze_does_not_count(shop: Shop, start_worker_here: StartWorkerHer
             raise Snooze(0)
 
     task_id = shop.enqueue("snoozes")
-    start_worker_here(shop)
+    run_worker(shop)
     task = shop.wait_for(task_id)
     assert (task.status, task.attempts, task.claims, task.last_error) == ("SUCCEEDED", 1, 4, None)
     assert tokens == [1, 2, 3, 4]
@@ -180,7 +179,7 @@ def test_r06_snooze_does_not_count(shop: Shop, start_worker_here: StartWorkerHer
     assert [fields["reason"] for fields in events.of("task_requeued")] == ["snoozed"] * 3
 
 
-def test_r06_a_snooze_waits(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r06_a_snooze_waits(shop: Shop, run_worker: RunWorker) -> None:
     """A snoozed task is due after the delay that was asked for."""
 
     @shop.engine.task("snoozes")
@@ -188,7 +187,7 @@ def test_r06_a_snooze_waits(shop: Shop, start_worker_here: StartWorkerHere) -> N
         raise Snooze(timedelta(hours=1))
 
     task_id = shop.enqueue("snoozes")
-    start_worker_here(shop)
+    run_worker(shop)
     wait_until(lambda: (shop.task(task_id).claims, shop.task(task_id).status) == (1, "PENDING"))
     assert shop.task(task_id).attempts == 0
     assert 3500 < shop.seconds_until_due(task_id) <= 3600
@@ -212,7 +211,7 @@ def test_r06_a_thousand_snoozes_overflow_nothing(shop: Shop) -> None:
     assert (task.status, task.attempts, task.claims) == ("PENDING", 0, 9000000000000001000)
 
 
-def test_r06_an_exhausted_task_that_is_retried_runs_once_more(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r06_an_exhausted_task_that_is_retried_runs_once_more(shop: Shop, run_worker: RunWorker) -> None:
     """A retry by hand gives a DEAD task at least one more attempt, and a FAILED one as well."""
 
     @shop.engine.task("fails", retry=AT_ONCE)
@@ -224,7 +223,7 @@ def test_r06_an_exhausted_task_that_is_retried_runs_once_more(shop: Shop, start_
         raise Reject("no")
 
     ids = [shop.enqueue("fails", max_attempts=2), shop.enqueue("rejects", max_attempts=1)]
-    start_worker_here(shop)
+    run_worker(shop)
     assert [shop.wait_for(task_id).status for task_id in ids] == ["DEAD", "FAILED"]
     with shop.app.app_context():
         for task_id in ids:
@@ -236,7 +235,7 @@ def test_r06_an_exhausted_task_that_is_retried_runs_once_more(shop: Shop, start_
 # --- R21: which policy holds ---------------------------------------------------------------------------------------------
 
 
-def test_r21_setting_over_processor_over_default_key_by_key(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r21_setting_over_processor_over_default_key_by_key(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Each key of the policy comes from the most particular place that says something, down to the row."""
     shop = make_shop(
         TASKENGINE_DEFAULT_RETRY={"max_attempts": 4, "base_backoff": 700, "max_backoff": 5000, "jitter": 0},
@@ -252,7 +251,7 @@ def test_r21_setting_over_processor_over_default_key_by_key(make_shop: MakeShop,
     wanted = {"set": ("1 of 2", 2000), "own": ("1 of 4", 900), "default": ("1 of 4", 700)}
     ids = {task_type: shop.enqueue(task_type) for task_type in wanted}
     row = shop.enqueue("set", max_attempts=7)
-    start_worker_here(shop)
+    run_worker(shop)
     for task_type, (text, backoff) in wanted.items():
         wait_until(partial(has_failed, shop, ids[task_type]))
         assert shop.task(ids[task_type]).last_error == f"{ODD}: {text}"
@@ -260,7 +259,7 @@ def test_r21_setting_over_processor_over_default_key_by_key(make_shop: MakeShop,
     wait_until(lambda: shop.task(row).last_error == f"{ODD}: 1 of 7")
 
 
-def test_r21_simultaneous_failures_do_not_come_back_together(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r21_simultaneous_failures_do_not_come_back_together(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Jitter spreads what failed at the same time (faults 103)."""
     shop = make_shop(TASKENGINE_DEFAULT_RETRY={"base_backoff": 1000, "jitter": 0.2, "max_backoff": 5000})
 
@@ -269,7 +268,7 @@ def test_r21_simultaneous_failures_do_not_come_back_together(make_shop: MakeShop
         raise OddError
 
     ids = shop.enqueue_many(*["fails"] * 40)
-    start_worker_here(shop, 8)
+    run_worker(shop, 8)
     wait_until(lambda: all(shop.task(i).last_error for i in ids), 30)
     waits = sorted((shop.task(i).available_at - shop.task(i).updated_at).total_seconds() for i in ids)
     assert 799 <= waits[0] < 900
@@ -277,7 +276,7 @@ def test_r21_simultaneous_failures_do_not_come_back_together(make_shop: MakeShop
     assert len({round(wait, 1) for wait in waits}) > 30
 
 
-def test_r21_retried_for_ever_keeps_the_cap(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r21_retried_for_ever_keeps_the_cap(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """``max_attempts=None`` retries for ever; 10,000 failures in a row still give the cap."""
     shop = make_shop(TASKENGINE_DEFAULT_RETRY={"max_attempts": None, "max_backoff": 600, "jitter": 0})
 
@@ -287,7 +286,7 @@ def test_r21_retried_for_ever_keeps_the_cap(make_shop: MakeShop, start_worker_he
 
     task_id = shop.enqueue("fails")
     shop.sql("UPDATE taskengine_task SET attempts = 10000")
-    start_worker_here(shop)
+    run_worker(shop)
     wait_until(lambda: shop.task(task_id).last_error is not None)
     assert shop.task(task_id).attempts == 10001
     assert 500 < shop.seconds_until_due(task_id) <= 600

@@ -10,9 +10,8 @@ from flask import current_app, g, has_request_context
 from sqlalchemy.orm import Session
 
 from flask_taskengine import RetryPolicy, TaskStatus, current_task
-from tests.support.inprocess import StartWorkerHere
 from tests.support.shop import Effect, Shop
-from tests.support.shop_fixtures import MakeShop
+from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -24,14 +23,14 @@ def add(shop: Shop, name: str) -> None:
     shop.db.session.add(Effect(name=name))
 
 
-def run_in_turn(shop: Shop, start_worker_here: StartWorkerHere, *task_types: str) -> list[TaskStatus]:
+def run_in_turn(shop: Shop, run_worker: RunWorker, *task_types: str) -> list[TaskStatus]:
     """Run tasks one after the other in one thread; return how they ended."""
     ids = shop.enqueue_many(*task_types)
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     return [shop.wait_for(task_id).status for task_id in ids]
 
 
-def test_r10_effects_stand_exactly_if_the_task_succeeded(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_effects_stand_exactly_if_the_task_succeeded(shop: Shop, run_worker: RunWorker) -> None:
     """What a handler wrote is committed with its task's completion, or rolled back with its failure."""
 
     @shop.engine.task("good")
@@ -50,12 +49,12 @@ def test_r10_effects_stand_exactly_if_the_task_succeeded(shop: Shop, start_worke
         shop.engine.enqueue("good")
         raise ValueError("after the add")
 
-    assert run_in_turn(shop, start_worker_here, "flushed", "bad", "good") == ["DEAD", "DEAD", "SUCCEEDED"]
+    assert run_in_turn(shop, run_worker, "flushed", "bad", "good") == ["DEAD", "DEAD", "SUCCEEDED"]
     assert shop.effects() == ["good"]
     assert len(shop.tasks()) == 3
 
 
-def test_r10_nothing_is_left_for_the_next_task(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_nothing_is_left_for_the_next_task(shop: Shop, run_worker: RunWorker) -> None:
     """Session, identity map, ``g`` and app context are new for each task, and no request is pretended."""
     seen: list[tuple[Any, int, bool, str, bool]] = []
 
@@ -67,13 +66,13 @@ def test_r10_nothing_is_left_for_the_next_task(shop: Shop, start_worker_here: St
         add(shop, f"look {len(seen)}")
         session.flush()
 
-    assert set(run_in_turn(shop, start_worker_here, *["look"] * 4)) == {"SUCCEEDED"}
+    assert set(run_in_turn(shop, run_worker, *["look"] * 4)) == {"SUCCEEDED"}
     assert [row[1:] for row in seen] == [(0, False, "host", False)] * 4
     assert len({id(row[0]) for row in seen}) == 4
     assert all(not session.in_transaction() and not session.identity_map for session, *_ in seen)
 
 
-def test_r10_a_poisoned_session_stays_with_its_task(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_poisoned_session_stays_with_its_task(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """A failed flush, also one that the handler hides, fails its own task only (faults 107)."""
     shop = make_shop(**ONE_CONNECTION)
     shop.sql("INSERT INTO effect (id, name) VALUES (1, 'there')")
@@ -103,11 +102,11 @@ def test_r10_a_poisoned_session_stays_with_its_task(make_shop: MakeShop, start_w
         add(shop, f"next {shop.db.session.scalar(sa.select(sa.func.count()).select_from(Effect))}")
 
     kinds = ["poisoned", "next", "hidden", "next", "pending", "next"]
-    assert run_in_turn(shop, start_worker_here, *kinds) == ["DEAD", "SUCCEEDED"] * 3
+    assert run_in_turn(shop, run_worker, *kinds) == ["DEAD", "SUCCEEDED"] * 3
     assert shop.effects() == ["there", "next 1", "next 2", "next 3"]
 
 
-def test_r10_a_hidden_failure_of_a_statement_is_told(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_hidden_failure_of_a_statement_is_told(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """A handler that hides a failed flush does not end as a success that wrote nothing."""
     shop = make_shop(**ONE_CONNECTION)
     shop.sql("INSERT INTO effect (id, name) VALUES (1, 'there')")
@@ -119,12 +118,12 @@ def test_r10_a_hidden_failure_of_a_statement_is_told(make_shop: MakeShop, start_
             shop.db.session.flush()
         add(shop, "lost")
 
-    statuses = run_in_turn(shop, start_worker_here, "hides")
+    statuses = run_in_turn(shop, run_worker, "hides")
     # The session rolls back by itself, so what follows is a new transaction: either way effects and status agree.
     assert (statuses == ["SUCCEEDED"]) == ("lost" in shop.effects())
 
 
-def test_r10_a_broken_connection_stays_with_its_task(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_broken_connection_stays_with_its_task(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """A connection that the server has cut fails the task that had it, and the next one gets another."""
     shop = make_shop(**ONE_CONNECTION)
 
@@ -143,11 +142,11 @@ def test_r10_a_broken_connection_stays_with_its_task(make_shop: MakeShop, start_
     def following(payload: Any) -> None:
         add(shop, "next" + str(shop.db.session.scalar(sa.select(sa.func.count()).select_from(Effect))))
 
-    assert run_in_turn(shop, start_worker_here, "cut", "next", "cut", "next") == ["DEAD", "SUCCEEDED"] * 2
+    assert run_in_turn(shop, run_worker, "cut", "next", "cut", "next") == ["DEAD", "SUCCEEDED"] * 2
     assert shop.effects() == ["next0", "next1"]
 
 
-def test_r10_a_nested_app_context_has_its_own_session(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_nested_app_context_has_its_own_session(shop: Shop, run_worker: RunWorker) -> None:
     """A context that the handler opens and closes takes nothing away from the task's own session (faults 143)."""
 
     @shop.engine.task("nested")
@@ -166,11 +165,11 @@ def test_r10_a_nested_app_context_has_its_own_session(shop: Shop, start_worker_h
             shop.db.session.commit()
         add(shop, "after inner")
 
-    assert run_in_turn(shop, start_worker_here, "nested", "nested-commit") == ["SUCCEEDED"] * 2
+    assert run_in_turn(shop, run_worker, "nested", "nested-commit") == ["SUCCEEDED"] * 2
     assert shop.effects() == ["outer, changed", "inner", "after inner"]
 
 
-def test_r10_a_handler_may_commit_by_itself(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_handler_may_commit_by_itself(shop: Shop, run_worker: RunWorker) -> None:
     """An earlier commit stands, also if the attempt fails afterwards; what follows it belongs to the completion."""
 
     @shop.engine.task("halves", retry=RetryPolicy(max_attempts=2, base_backoff=0))
@@ -187,11 +186,11 @@ def test_r10_a_handler_may_commit_by_itself(shop: Shop, start_worker_here: Start
         add(shop, "whole")
         shop.db.session.commit()
 
-    assert run_in_turn(shop, start_worker_here, "halves", "only-commits") == ["SUCCEEDED"] * 2
+    assert run_in_turn(shop, run_worker, "halves", "only-commits") == ["SUCCEEDED"] * 2
     assert sorted(shop.effects()) == ["half 1", "half 2", "rest", "whole"]
 
 
-def test_r10_a_session_of_the_handlers_own_is_left_alone(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_session_of_the_handlers_own_is_left_alone(shop: Shop, run_worker: RunWorker) -> None:
     """A handler may work with another session; the task's own completion does not depend on it."""
 
     @shop.engine.task("own", retry=ONCE)
@@ -203,13 +202,13 @@ def test_r10_a_session_of_the_handlers_own_is_left_alone(shop: Shop, start_worke
             raise ValueError("after the own commit")
 
     good, bad = shop.enqueue("own"), shop.enqueue("own", "bad")
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     assert [shop.wait_for(task_id).status for task_id in (good, bad)] == ["SUCCEEDED", "DEAD"]
     assert shop.effects() == ["own 0", "own 1"]
 
 
 @pytest.mark.parametrize("way", ["close", "remove", "rollback"])
-def test_r10_a_handler_may_end_its_session(make_shop: MakeShop, start_worker_here: StartWorkerHere, way: str) -> None:
+def test_r10_a_handler_may_end_its_session(make_shop: MakeShop, run_worker: RunWorker, way: str) -> None:
     """A session that was closed, removed or rolled back inside loses what was pending, and the task still ends."""
     shop = make_shop(**ONE_CONNECTION)
 
@@ -222,12 +221,12 @@ def test_r10_a_handler_may_end_its_session(make_shop: MakeShop, start_worker_her
             add(shop, "kept")
 
     empty, more = shop.enqueue("ends"), shop.enqueue("ends", "more")
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     assert [shop.wait_for(task_id).status for task_id in (empty, more)] == ["SUCCEEDED"] * 2
     assert shop.effects() == ["kept"]
 
 
-def test_r10_the_hosts_pool_of_one_is_enough(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_the_hosts_pool_of_one_is_enough(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Handlers give their connections back, so many tasks in turn need no more than one."""
     shop = make_shop(**ONE_CONNECTION)
 
@@ -238,7 +237,7 @@ def test_r10_the_hosts_pool_of_one_is_enough(make_shop: MakeShop, start_worker_h
             raise ValueError("every third")
 
     ids = [shop.enqueue("effect", n) for n in range(24)]
-    start_worker_here(shop, 2)
+    run_worker(shop, 2)
     assert [shop.wait_for(task_id).status for task_id in ids] == ["DEAD", "SUCCEEDED", "SUCCEEDED"] * 8
     assert len(shop.effects()) == 16
     with shop.app.app_context():
@@ -246,7 +245,7 @@ def test_r10_the_hosts_pool_of_one_is_enough(make_shop: MakeShop, start_worker_h
     wait_until(lambda: pool.checkedout() == 0)
 
 
-def test_r10_a_teardown_of_the_host_that_raises_costs_no_slot(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r10_a_teardown_of_the_host_that_raises_costs_no_slot(shop: Shop, run_worker: RunWorker) -> None:
     """The host's own teardown functions run for each task; one that raises changes nothing for what is committed."""
 
     @shop.app.teardown_appcontext
@@ -260,6 +259,6 @@ def test_r10_a_teardown_of_the_host_that_raises_costs_no_slot(shop: Shop, start_
         add(shop, f"breaks {payload}")
 
     ids = [shop.enqueue("breaks", n) for n in range(4)]
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     assert [shop.wait_for(task_id).status for task_id in ids] == ["SUCCEEDED"] * 4
     assert len(shop.effects()) == 4

@@ -10,9 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from flask_taskengine import RetryPolicy, TaskStatus, current_task
-from tests.support.inprocess import StartWorkerHere
 from tests.support.shop import Effect, Events, Shop
-from tests.support.shop_fixtures import MakeShop
+from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -31,7 +30,7 @@ def spin() -> None:
         threading.Event().wait(0.005)
 
 
-def test_r22_the_statement_in_flight_is_cancelled(shop: Shop, start_worker_here: StartWorkerHere, events: Events) -> None:
+def test_r22_the_statement_in_flight_is_cancelled(shop: Shop, run_worker: RunWorker, events: Events) -> None:
     """A handler that waits for the database is ended at its deadline, with its effects rolled back."""
 
     @shop.engine.task("slow", timeout=1, retry=ONCE)
@@ -42,7 +41,7 @@ def test_r22_the_statement_in_flight_is_cancelled(shop: Shop, start_worker_here:
 
     task_id = shop.enqueue("slow")
     started = time.monotonic()
-    worker = start_worker_here(shop)
+    worker = run_worker(shop)
     task = shop.wait_for(task_id, timeout=30)
     assert time.monotonic() - started < 25
     assert (task.status, task.attempts, task.last_error) == ("DEAD", 1, "TaskTimedOut: timed out after 1 s")
@@ -53,7 +52,7 @@ def test_r22_the_statement_in_flight_is_cancelled(shop: Shop, start_worker_here:
     assert events.of("task_timed_out")[0]["timeout"] == 1
 
 
-def test_r22_a_thread_that_computes_is_interrupted(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_a_thread_that_computes_is_interrupted(shop: Shop, run_worker: RunWorker) -> None:
     """Python code is ended by an exception that ``except Exception`` lets pass; clean-up runs, and a retry follows."""
     cleaned: list[int] = []
 
@@ -68,7 +67,7 @@ def test_r22_a_thread_that_computes_is_interrupted(shop: Shop, start_worker_here
             cleaned.append(current_task.attempt)
 
     task_id = shop.enqueue("spins")
-    worker = start_worker_here(shop)
+    worker = run_worker(shop)
     task = shop.wait_for(task_id, timeout=30)
     assert (task.status, task.attempts) == ("DEAD", 2)
     assert [a["message"] for a in shop.attempts(task_id)] == ["timed out after 0.3 s"] * 2
@@ -76,7 +75,7 @@ def test_r22_a_thread_that_computes_is_interrupted(shop: Shop, start_worker_here
     assert worker.executor.abandoned == 0
 
 
-def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, start_worker_here: StartWorkerHere, events: Events) -> None:
+def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, run_worker: RunWorker, events: Events) -> None:
     """The one slot serves the next task while the blocked thread still hangs, whose late end changes nothing (faults 115)."""
     release = threading.Event()
     inside = threading.Event()
@@ -92,7 +91,7 @@ def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, start
         shop.db.session.add(Effect(name="next"))
 
     task_id = shop.enqueue("blocked")
-    worker = start_worker_here(shop, 1)
+    worker = run_worker(shop, 1)
     try:
         assert inside.wait(20)
         later = shop.enqueue("next")
@@ -109,7 +108,7 @@ def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, start
     assert [a["attempt"] for a in shop.attempts(task_id)] == [1]
 
 
-def test_r22_a_handler_that_swallows_the_interrupt_has_timed_out(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_a_handler_that_swallows_the_interrupt_has_timed_out(shop: Shop, run_worker: RunWorker) -> None:
     """Its work is rolled back, however it ends after its deadline."""
 
     @shop.engine.task("stubborn", timeout=0.3, retry=ONCE)
@@ -121,18 +120,18 @@ def test_r22_a_handler_that_swallows_the_interrupt_has_timed_out(shop: Shop, sta
         except BaseException:  # noqa: BLE001 - what is tested.
             shop.db.session.add(Effect(name="neither"))
 
-    task = shop.wait_for(start_and(shop, start_worker_here, "stubborn"), timeout=30)
+    task = shop.wait_for(start_and(shop, run_worker, "stubborn"), timeout=30)
     assert (task.status, task.last_error) == ("DEAD", "TaskTimedOut: timed out after 0.3 s")
     assert shop.effects() == []
 
 
-def start_and(shop: Shop, start_worker_here: StartWorkerHere, task_type: str) -> int:
+def start_and(shop: Shop, run_worker: RunWorker, task_type: str) -> int:
     """Start a worker, then enqueue one task."""
-    start_worker_here(shop)
+    run_worker(shop)
     return shop.enqueue(task_type)
 
 
-def test_r22_which_timeout_holds(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_which_timeout_holds(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """The setting of the type wins over the processor's, that over the default; ``None`` is no timeout at all."""
     shop = make_shop(TASKENGINE_DEFAULT_TIMEOUT="40s", TASKENGINE_TIMEOUT={"set": "20s", "unset": None})
 
@@ -146,14 +145,14 @@ def test_r22_which_timeout_holds(make_shop: MakeShop, start_worker_here: StartWo
     shop.engine.task("none", timeout=None, store_result=True)(left)
     shop.engine.task("default", store_result=True)(left)
     ids = shop.enqueue_many("set", "unset", "own", "none", "default")
-    start_worker_here(shop)
+    run_worker(shop)
     shop.wait_for_all(ids)
     results = [shop.task(task_id).result for task_id in ids]
     wanted = [20, None, 30, None, 40]
     assert [None if result is None else round(result, -1) for result in results] == wanted
 
 
-def test_r22_no_cancel_hits_another_task(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_no_cancel_hits_another_task(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Tasks that end right at their deadline leave no late cancel behind: their one connection serves the next unharmed."""
     shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
     short = 0.06
@@ -180,7 +179,7 @@ def test_r22_no_cancel_hits_another_task(make_shop: MakeShop, start_worker_here:
         rows = [{"type": task_type, "payload": n} for n in range(50) for task_type in ("edge", "witness")]
         ids = [made.id for made in shop.engine.enqueue_many(rows)]
         shop.db.session.commit()
-    worker = start_worker_here(shop, 1)
+    worker = run_worker(shop, 1)
     ended = [shop.wait_for(task_id, timeout=45) for task_id in ids]
     edges, witnesses = ended[::2], ended[1::2]
     assert [task.last_error for task in witnesses if task.status != "SUCCEEDED"] == []
@@ -194,7 +193,7 @@ def test_r22_no_cancel_hits_another_task(make_shop: MakeShop, start_worker_here:
     wait_until(lambda: pool.checkedout() == 0)
 
 
-def test_r22_a_connection_that_was_given_back_is_not_cancelled(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_a_connection_that_was_given_back_is_not_cancelled(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """A handler gives its connection back and overruns; another task that works on it meanwhile is not disturbed."""
     shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 1, "max_overflow": 0})
     given_back = threading.Event()
@@ -217,7 +216,7 @@ def test_r22_a_connection_that_was_given_back_is_not_cancelled(make_shop: MakeSh
         shop.db.session.add(Effect(name="whole"))
 
     overrun = shop.enqueue("overruns")
-    start_worker_here(shop, 2)
+    run_worker(shop, 2)
     assert given_back.wait(20)
     assert shop.wait_for(shop.enqueue("works"), timeout=30).status is TaskStatus.SUCCEEDED
     assert shop.task(overrun).last_error == "TaskTimedOut: timed out after 1 s"
@@ -235,7 +234,7 @@ def cancel(shop: Shop, task_id: int) -> None:
 
 
 @pytest.mark.parametrize("reacts", ["looks", "interrupted", "statement", "blocked"])
-def test_r22_cancelling_a_running_task_ends_it(make_shop: MakeShop, start_worker_here: StartWorkerHere, reacts: str) -> None:
+def test_r22_cancelling_a_running_task_ends_it(make_shop: MakeShop, run_worker: RunWorker, reacts: str) -> None:
     """However the handler reacts, or does not, the row stays RUNNING until it has ended, and becomes CANCELLED then."""
     shop = make_shop(TASKENGINE_HEARTBEAT_INTERVAL=1, TASKENGINE_LEASE=30)
     inside, release = threading.Event(), threading.Event()
@@ -258,7 +257,7 @@ def test_r22_cancelling_a_running_task_ends_it(make_shop: MakeShop, start_worker
                 release.wait(60)
 
     task_id = shop.enqueue("runs")
-    worker = start_worker_here(shop, 1)
+    worker = run_worker(shop, 1)
     try:
         assert inside.wait(20)
         cancel(shop, task_id)
@@ -272,7 +271,7 @@ def test_r22_cancelling_a_running_task_ends_it(make_shop: MakeShop, start_worker
     assert worker.executor.abandoned == (reacts == "blocked")
 
 
-def test_r22_a_cancel_is_seen_within_a_heartbeat_without_wake_ups(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_a_cancel_is_seen_within_a_heartbeat_without_wake_ups(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """With ``WAKEUP = "poll"`` the heartbeat's look at the rows is what brings a cancel to its handler."""
     shop = make_shop(TASKENGINE_WAKEUP="poll", TASKENGINE_POLL_INTERVAL=1, TASKENGINE_HEARTBEAT_INTERVAL=1, TASKENGINE_LEASE=30)
     inside = threading.Event()
@@ -284,13 +283,13 @@ def test_r22_a_cancel_is_seen_within_a_heartbeat_without_wake_ups(make_shop: Mak
         assert context.cancel_event.wait(30)
 
     task_id = shop.enqueue("runs")
-    start_worker_here(shop)
+    run_worker(shop)
     assert inside.wait(20)
     shop.sql("UPDATE taskengine_task SET cancel_requested_at = created_at WHERE id = :id", id=task_id)
     assert shop.wait_for(task_id, timeout=30).status is TaskStatus.CANCELLED
 
 
-def test_r22_a_cancelled_failure_is_cancelled(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_a_cancelled_failure_is_cancelled(shop: Shop, run_worker: RunWorker) -> None:
     """A task that fails after somebody asked to cancel it is not tried again."""
     inside, go = threading.Event(), threading.Event()
 
@@ -301,7 +300,7 @@ def test_r22_a_cancelled_failure_is_cancelled(shop: Shop, start_worker_here: Sta
         raise ValueError("anyway")
 
     task_id = shop.enqueue("fails")
-    start_worker_here(shop)
+    run_worker(shop)
     assert inside.wait(20)
     cancel(shop, task_id)
     go.set()
@@ -312,7 +311,7 @@ def test_r22_a_cancelled_failure_is_cancelled(shop: Shop, start_worker_here: Sta
 # --- shutdown -------------------------------------------------------------------------------------------------------------
 
 
-def test_r22_all_types_stop_within_one_grace_period(make_shop: MakeShop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_all_types_stop_within_one_grace_period(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Ten busy types end together: interrupted, released uncounted, due at once, their token raised by the next claim (faults 107)."""
     shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"pool_size": 12})
     inside = threading.Semaphore(0)
@@ -328,7 +327,7 @@ def test_r22_all_types_stop_within_one_grace_period(make_shop: MakeShop, start_w
     for task_type in types:
         shop.engine.task(task_type, timeout=None)(busy)
     ids = shop.enqueue_many(*types)
-    worker = start_worker_here(shop, 10)
+    worker = run_worker(shop, 10)
     for _ in types:
         assert inside.acquire(timeout=20)
     started = time.monotonic()
@@ -340,12 +339,12 @@ def test_r22_all_types_stop_within_one_grace_period(make_shop: MakeShop, start_w
     assert all(shop.seconds_until_due(task_id) <= 0 for task_id in ids)
     assert shop.effects() == []
     assert shop.sql("SELECT count(*) FROM taskengine_node")[0][0] == 0
-    start_worker_here(shop, 10)
+    run_worker(shop, 10)
     shop.wait_for_all(ids)
     assert {(shop.task(task_id).attempts, shop.task(task_id).claims) for task_id in ids} == {(1, 2)}
 
 
-def test_r22_nothing_is_issued_after_stop(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_nothing_is_issued_after_stop(shop: Shop, run_worker: RunWorker) -> None:
     """A second ``stop`` returns the same, and no statement follows the first (faults 53, 110)."""
     seen: list[str] = []
 
@@ -357,7 +356,7 @@ def test_r22_nothing_is_issued_after_stop(shop: Shop, start_worker_here: StartWo
         seen.append(statement)
 
     ids = shop.enqueue_many(*["idle"] * 20)
-    worker = start_worker_here(shop)
+    worker = run_worker(shop)
     sa.event.listen(sa.Engine, "before_cursor_execute", note)
     try:
         wait_until(lambda: seen)
@@ -374,7 +373,7 @@ def test_r22_nothing_is_issued_after_stop(shop: Shop, start_worker_here: StartWo
     assert all(task.attempts == (task.status == "SUCCEEDED") for task in shop.tasks())
 
 
-def test_r22_tasks_that_end_within_the_grace_period_are_completed(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r22_tasks_that_end_within_the_grace_period_are_completed(shop: Shop, run_worker: RunWorker) -> None:
     """A stop claims nothing more, and what ends in time is recorded before it returns."""
     inside, go = threading.Event(), threading.Event()
 
@@ -385,7 +384,7 @@ def test_r22_tasks_that_end_within_the_grace_period_are_completed(shop: Shop, st
         shop.db.session.add(Effect(name="ended"))
 
     task_id = shop.enqueue("ends")
-    worker = start_worker_here(shop, 1)
+    worker = run_worker(shop, 1)
     assert inside.wait(20)
     waiting = shop.enqueue("ends")
     stopping = threading.Thread(target=worker.stop)

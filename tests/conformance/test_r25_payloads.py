@@ -12,8 +12,8 @@ import marshmallow as ma
 import pytest
 
 from flask_taskengine import RetryPolicy, TaskContext, TaskProcessor, TaskStatus
-from tests.support.inprocess import StartWorkerHere
 from tests.support.shop import Shop
+from tests.support.shop_fixtures import RunWorker
 from tests.support.waiting import wait_until
 
 ONCE = RetryPolicy(max_attempts=1)
@@ -64,7 +64,7 @@ ORDER = Order(
 )
 
 
-def test_r25_a_dataclass_arrives_as_it_was_enqueued(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r25_a_dataclass_arrives_as_it_was_enqueued(shop: Shop, run_worker: RunWorker) -> None:
     """A typed payload is written as JSON and handed out as an equal instance, by function and by class."""
     seen: list[Any] = []
 
@@ -76,12 +76,12 @@ def test_r25_a_dataclass_arrives_as_it_was_enqueued(shop: Shop, start_worker_her
     with shop.app.app_context():
         ids = [shop.engine.enqueue("order", ORDER).id, shop.engine.enqueue("orders", ORDER).id]
         shop.db.session.commit()
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     shop.wait_for_all(ids)
     assert seen == [ORDER, ORDER]
 
 
-def test_r25_a_schema_loads_the_payload(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r25_a_schema_loads_the_payload(shop: Shop, run_worker: RunWorker) -> None:
     """With ``schema=`` the handler gets what the Schema loads."""
     seen: list[Any] = []
 
@@ -90,13 +90,13 @@ def test_r25_a_schema_loads_the_payload(shop: Shop, start_worker_here: StartWork
         seen.append(payload)
 
     task_id = shop.enqueue("order", {"number": 7, "placed_at": "2031-01-02T03:04:05+00:00"})
-    start_worker_here(shop)
+    run_worker(shop)
     shop.wait_for(task_id)
     assert seen == [{"number": 7, "placed_at": datetime(2031, 1, 2, 3, 4, 5, tzinfo=UTC)}]
 
 
 @pytest.mark.parametrize("annotation", [None, str])
-def test_r25_strings_stay_strings(shop: Shop, start_worker_here: StartWorkerHere, annotation: type | None) -> None:
+def test_r25_strings_stay_strings(shop: Shop, run_worker: RunWorker, annotation: type | None) -> None:
     """A payload that is a plain string arrives as it is, also where it looks like JSON."""
     seen: list[Any] = []
 
@@ -108,12 +108,12 @@ def test_r25_strings_stay_strings(shop: Shop, start_worker_here: StartWorkerHere
     shop.engine.task("text")(text)
     texts = ["", "plain", '{"a": 1}', "null", "7", "ä🐘\n\t\\u0000"]
     ids = [shop.enqueue("text", one) for one in texts]
-    start_worker_here(shop, 1)
+    run_worker(shop, 1)
     shop.wait_for_all(ids)
     assert sorted(seen) == sorted(texts)
 
 
-def test_r25_plain_json_keeps_its_kinds(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r25_plain_json_keeps_its_kinds(shop: Shop, run_worker: RunWorker) -> None:
     """Nested JSON, large numbers and nothing at all come back as they were."""
     seen: dict[int, Any] = {}
 
@@ -123,13 +123,13 @@ def test_r25_plain_json_keeps_its_kinds(shop: Shop, start_worker_here: StartWork
 
     payloads = [None, True, 0, 2**53 + 1, 1.5, [], {}, {"a": [1, {"b": None}]}, [[["x"]]]]
     ids = [shop.enqueue("json", payload) for payload in payloads]
-    start_worker_here(shop)
+    run_worker(shop)
     shop.wait_for_all(ids)
     assert [seen[task_id] for task_id in ids] == payloads
     assert [shop.task(task_id).payload for task_id in ids] == payloads
 
 
-def test_r25_an_unreadable_payload_is_failed_with_its_faults(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r25_an_unreadable_payload_is_failed_with_its_faults(shop: Shop, run_worker: RunWorker) -> None:
     """A row that a person has inserted wrongly ends FAILED at once; the error names each field, and the handler is not called."""
     calls: list[Any] = []
 
@@ -143,7 +143,7 @@ def test_r25_an_unreadable_payload_is_failed_with_its_faults(shop: Shop, start_w
 
     wrong = '{"number": "seven", "lines": [{"article": 5, "price": "1.0"}]}'
     shop.sql("INSERT INTO taskengine_task (type, payload) VALUES ('order', :p), ('schema', :p), ('order', NULL)", p=wrong)
-    start_worker_here(shop)
+    run_worker(shop)
     ended = [shop.wait_for(task.id) for task in shop.tasks()]
     assert [(task.status, task.attempts) for task in ended] == [("FAILED", 1)] * 3
     typed, loaded, none = (task.last_error or "" for task in ended)
@@ -163,7 +163,7 @@ def stored(shop: Shop) -> list[str]:
     return [deep, long] if shop.is_postgresql else [deep, long, "{no json", "", "'1'", '{"a":']
 
 
-def test_r25_a_payload_that_can_not_be_parsed_is_failed(shop: Shop, start_worker_here: StartWorkerHere) -> None:
+def test_r25_a_payload_that_can_not_be_parsed_is_failed(shop: Shop, run_worker: RunWorker) -> None:
     """A corrupt row fails by itself: the batch that it was claimed with runs, and the worker goes on (faults 104)."""
     calls: list[Any] = []
 
@@ -176,7 +176,7 @@ def test_r25_a_payload_that_can_not_be_parsed_is_failed(shop: Shop, start_worker
         shop.sql("INSERT INTO taskengine_task (type, payload) VALUES ('plain', :p)", p=text)
     ids = [row[0] for row in shop.sql("SELECT id FROM taskengine_task ORDER BY id")]
     healthy = [shop.enqueue("plain", n) for n in range(3)]
-    start_worker_here(shop, 16)
+    run_worker(shop, 16)
     shop.wait_for_all(healthy)
 
     def ended() -> Any:

@@ -11,13 +11,8 @@ import sqlalchemy as sa
 
 from flask_taskengine import TaskStatus
 from flask_taskengine.runtime.worker import Worker, WorkerOptions
-from tests.support.hosts import Host, MakeApp
+from tests.support.hosts import Host, MakeApp, own_threads
 from tests.support.waiting import wait_until
-
-
-def own_threads() -> list[str]:
-    """Return the names of the engine's threads."""
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("taskengine-"))
 
 
 def connections(url: str) -> int:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.inprocess import start_worker_here
 from tests.support.shop_fixtures import events, make_shop, run_worker, shop
 
-__all__ = ["events", "make_shop", "run_worker", "shop", "start_worker_here"]
+__all__ = ["events", "make_shop", "run_worker", "shop"]
 
 
 @pytest.fixture

@@ -72,6 +72,7 @@ def test_claims_do_not_wade_through_what_is_dead(shop: Shop) -> None:
             connection.execute(sa.text("INSERT INTO taskengine_task (type) VALUES ('email')"))
             dialect.claim(connection, "a", {"email": 16}, 16, low_water)
         low_water.looked([], [], 1.0, everywhere=True)
+        low_water.surveyed(["email"], {})
         assert low_water.lanes(["email"])
         [everywhere] = costs_of(shop.outside, lambda c: dialect.claim(c, "a", {"email": 16}, 16))
         [restricted] = costs_of(shop.outside, claim)
@@ -97,6 +98,7 @@ def test_claims_in_lanes_keep_the_order_and_the_rooms(shop: Shop) -> None:
     with shop.outside.begin() as connection:
         assert len(dialect.claim(connection, "a", rooms, 8, low_water)) == 4
     low_water.looked([], [], 1.0, everywhere=True)
+    low_water.surveyed(rooms, {})
     ids = [shop.enqueue(*new) for new in [("email",), ("report",), ("email",)]]
     high = [shop.enqueue("report", priority=5), shop.enqueue("email", priority=5), shop.enqueue("email", priority=5)]
     assert len(low_water.lanes(rooms)) == 4
@@ -111,6 +113,25 @@ def test_claims_in_lanes_keep_the_order_and_the_rooms(shop: Shop) -> None:
     low_water.looked([], [], 1.0, everywhere=True)
     with shop.outside.connect() as connection:
         assert {task.type for task in dialect.claim(connection, "a", rooms, 8, low_water)} == {"report"}
+
+
+def test_lanes_that_nothing_was_taken_of_keep_their_place(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow claims are, the next is the first by priority, time and id, also of a type that this node has not served."""
+    monkeypatch.setattr("flask_taskengine.store.lowwater._SLOW", 0)
+    monkeypatch.setattr("flask_taskengine.store.lowwater._SHARE", 1e9)
+    dialect = PostgreSQL(shop.host.names)
+    add_node(shop)
+    low_water = LowWater()
+    with shop.app.app_context():
+        shop.engine.enqueue_many({"type": ("email", "report")[n % 2], "priority": n % 3} for n in range(12))
+        shop.db.session.commit()
+    expected = [task.id for task in sorted(shop.tasks(), key=lambda task: (-task.priority, task.available_at, task.id))]
+    seen = []
+    for _ in expected:
+        with shop.outside.begin() as connection:
+            seen += [task.id for task in dialect.claim(connection, "a", {"email": 1, "report": 1}, 1, low_water)]
+            assert low_water.lanes(["email", "report"])
+    assert seen == expected
 
 
 def test_what_comes_to_stand_below_the_mark_is_found(shop: Shop, run_worker: RunWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from collections import Counter
@@ -20,10 +19,10 @@ from flask_taskengine.runtime.database import Line
 from flask_taskengine.runtime.worker import Worker
 from tests.support.databases import PostgresqlDatabases
 from tests.support.hosts import MakeApp
-from tests.support.inprocess import StartWorkerHere
 from tests.support.postgresql import Cluster
 from tests.support.proxy import Proxy
 from tests.support.shop import Effect, Shop, open_shop
+from tests.support.shop_fixtures import RunWorker
 from tests.support.waiting import wait_until
 
 PARTS = ["listener", "claim", "heartbeat", "completion", "handler", "enqueue"]
@@ -132,7 +131,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scene(
-    server: Cluster, databases: PostgresqlDatabases, make_app: MakeApp, start_worker_here: StartWorkerHere, impatient: None, part: str
+    server: Cluster, databases: PostgresqlDatabases, make_app: MakeApp, run_worker: RunWorker, impatient: None, part: str
 ) -> Iterator[Scene]:
     """Start a worker that reaches its database through a proxy only."""
     direct = databases.create()
@@ -150,7 +149,7 @@ def scene(
         shop.outside = sa.create_engine(direct, poolclass=sa.NullPool)
         scene = Scene(shop, server, proxy)
         declare(scene)
-        scene.worker = start_worker_here(shop, 4)
+        scene.worker = run_worker(shop, 4, beats=True)
         shop.wait_for(shop.enqueue("plain"), timeout=30)
         wait_until(lambda: scene.worker is not None and scene.worker.notifier.mode == "LISTEN", 30)
         yield scene
@@ -216,8 +215,7 @@ def at_work(scene: Scene, part: str) -> Iterator[None]:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize(("part", "fault"), [*((part, "terminated") for part in PARTS), *(("listener", fault) for fault in FAULTS[1:])])
 def test_r12_whatever_breaks_heals_by_itself(scene: Scene, part: str, fault: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each part in the middle of its work, each fault: the worker goes on once the database is back (faults 20, 67, 145, 149)."""
     shop, worker = scene.shop, scene.worker
@@ -260,20 +258,3 @@ def expect_a_handful_of_lines(records: list[logging.LogRecord]) -> None:
     counted = Counter(line[:30] for line in lines)
     assert len(lines) <= MOST_LINES, "\n".join(lines)
     assert max(counted.values(), default=0) <= MOST_ALIKE, "\n".join(lines)
-
-
-@pytest.mark.parametrize("part", ["completion"])
-def test_r12_a_stop_during_an_outage_returns(scene: Scene, part: str) -> None:
-    """A worker that stops while its database does not answer gives up in bounded time and says that not all was recorded."""
-    assert scene.worker is not None
-    scene.shop.enqueue("plain", "wait")
-    assert scene.inside.wait(30)
-    scene.proxy.lose()
-    scene.go.set()
-    stopped: list[bool] = []
-    thread = threading.Thread(target=lambda: stopped.append(scene.worker.stop(0) if scene.worker else True))
-    thread.start()
-    thread.join(90)
-    assert stopped == [False]
-    with contextlib.suppress(Exception):
-        scene.proxy.mend()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any, NamedTuple, Protocol
 
 from flask import Flask
@@ -39,3 +40,8 @@ def close_host(host: Host) -> None:
         host.db.session.remove()
         for engine in host.db.engines.values():
             engine.dispose()
+
+
+def own_threads() -> list[str]:
+    """Return the names of the engine's threads."""
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("taskengine-"))

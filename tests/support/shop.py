@@ -43,6 +43,8 @@ class Shop:
     db: SQLAlchemy
     engine: TaskEngine
     outside: sa.Engine
+    workers: list[Worker] = field(default_factory=list)
+    """Those made here; stopped when the shop is closed."""
 
     @property
     def host(self) -> Host:
@@ -125,7 +127,9 @@ class Shop:
     def worker(self, concurrency: int = 4, **options: Any) -> Worker:
         """Make a worker in this process; nobody beats for it, which nobody notices within a lease."""
         factory = options.pop("executor_factory", None)
-        return Worker(self.host, WorkerOptions(concurrency=concurrency, **options), joined=lambda _: None, executor_factory=factory)
+        worker = Worker(self.host, WorkerOptions(concurrency=concurrency, **options), joined=lambda _: None, executor_factory=factory)
+        self.workers.append(worker)
+        return worker
 
 
 def _now() -> sa.ColumnElement[Any]:
@@ -142,7 +146,10 @@ def open_shop(make_app: MakeApp, url: str, **config: Any) -> Iterator[Shop]:
     outside = sa.create_engine(url, poolclass=sa.NullPool, **options)
     Base.metadata.create_all(outside)
     app, db, engine = make_app(url, **config)
-    yield Shop(app, db, engine, outside)
+    shop = Shop(app, db, engine, outside)
+    yield shop
+    for worker in shop.workers:
+        worker.stop(0)
 
 
 @contextmanager

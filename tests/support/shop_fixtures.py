@@ -22,7 +22,7 @@ class MakeShop(Protocol):
 class RunWorker(Protocol):
     """What the fixture ``run_worker`` returns."""
 
-    def __call__(self, shop: Shop, concurrency: int = 4, **options: Any) -> Worker: ...
+    def __call__(self, shop: Shop, concurrency: int = 4, *, beats: bool = False, **options: Any) -> Worker: ...
 
 
 @pytest.fixture
@@ -39,19 +39,17 @@ def shop(make_shop: MakeShop) -> Shop:
 
 
 @pytest.fixture
-def run_worker() -> Iterator[RunWorker]:
-    """Start workers in this process; they are stopped at the end of the test."""
-    workers: list[Worker] = []
+def run_worker() -> RunWorker:
+    """Start workers in this process, which beat for themselves where that matters; their shop stops them."""
 
-    def run(shop: Shop, concurrency: int = 4, **options: Any) -> Worker:
+    def run(shop: Shop, concurrency: int = 4, *, beats: bool = False, **options: Any) -> Worker:
         worker = shop.worker(concurrency, **options)
-        workers.append(worker)
+        if beats:
+            worker.beat_itself()
         worker.start()
         return worker
 
-    yield run
-    for worker in workers:
-        worker.stop(0)
+    return run
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_several_installations_are_hidden(engine: sa.Engine) -> None:
     autogenerate.hide_from_autogenerate(NAMES)
     autogenerate.hide_from_autogenerate(Names(prefix="b_", task_table="task"))
     seen = proposals(engine)
-    assert len(seen) == 7
+    assert len(seen) == 8
     assert {name[:2] for _, _, name in seen} == {"c_"}
 
 
@@ -175,7 +175,7 @@ def test_a_host_may_pass_the_filter_itself(sqlite_engine: sa.Engine) -> None:
     migrations.migrate(engine, NAMES)
     autogenerate.hide_from_autogenerate(NAMES)
     chosen = ["alembic.autogenerate.schemas", "alembic.autogenerate.tables"]
-    assert len(proposals(engine, autogenerate_plugins=chosen)) == 7
+    assert len(proposals(engine, autogenerate_plugins=chosen)) == 8
     assert proposals(engine, autogenerate_plugins=chosen, include_object=autogenerate.include_object) == []
 
 

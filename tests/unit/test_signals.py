@@ -44,6 +44,10 @@ def test_the_signals_are_those_of_the_design() -> None:
         "task_timed_out",
         "task_lease_lost",
         "task_requeued",
+        "schedule_started",
+        "schedule_finished",
+        "schedule_crashed",
+        "schedule_missed",
     }
     for name, signal in signals.namespace.items():
         assert getattr(signals, name) is signal

@@ -81,6 +81,15 @@ class Dialect(ABC):
             KeyHeld: the block waited in vain; nothing of it is written, the caller's transaction is still usable.
         """
 
+    def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        """Write a row whose primary key may exist, also in a transaction that has yet to commit; return whether it was written."""
+        try:
+            with connection.begin_nested():
+                connection.execute(sa.insert(table).values(**values))
+        except sa.exc.IntegrityError:
+            return False
+        return True
+
     @abstractmethod
     def claim(
         self, connection: sa.Connection, node: str, rooms: Mapping[str, int], most: int, low_water: LowWater | None = None

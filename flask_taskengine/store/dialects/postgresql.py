@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask, Task
 from ..gauges import MOST_COUNTED, QueueState, state_of
-from ..lowwater import LowWater
+from ..lowwater import Lane, LowWater
 from ..retention import Batch, Removed
 from ..tables import Names
 from ..types import read_json
 from ..vitals import Depth, Vitals
 from . import base
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
-from .postgresql_claim import DUE, DUE_IN_LANES, claim_statement, lane_parameters
+from .postgresql_claim import claim_statement, lane_parameters, lanes_statement, wait_in_lanes_statement, wait_statement
 from .postgresql_gauges import GAUGES
 from .postgresql_insight import AHEAD, depth, vitals
 from .postgresql_listen import PostgreSQLListener
@@ -127,6 +129,10 @@ class PostgreSQL(Dialect):
         columns = tuple(list(column) for column in zip(*map(_row, news), strict=True))
         return [(row[0], row[1]) for row in connection.exec_driver_sql(statement, columns)]
 
+    def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        statement = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+        return connection.execute(statement).first() is not None
+
     # --- claim and complete -------------------------------------------------------------------------------------------
 
     def claim(
@@ -146,7 +152,14 @@ class PostgreSQL(Dialect):
             taken = Counter(task.type for task in claimed)
             exhausted = {task_type for task_type, room in rooms.items() if complete and taken[task_type] < min(room, most)}
             low_water.looked(claimed, exhausted, min((float(row[-2]) for row in rows), default=None), everywhere=not lanes)
+            if low_water.to_survey:
+                low_water.surveyed(rooms, self._lanes(connection, rooms))
         return claimed
+
+    def _lanes(self, connection: sa.Connection, types: Iterable[str]) -> dict[Lane, datetime]:
+        statement = lanes_statement(self.task, "SELECT unnest(%(types)s::text[])")
+        rows = connection.exec_driver_sql(statement, {"types": list(types)})
+        return {(task_type, priority): begin for task_type, priority, begin in rows}
 
     def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
         return connection.exec_driver_sql(self._complete, (result, task_id, claims)).rowcount == 1
@@ -172,12 +185,12 @@ class PostgreSQL(Dialect):
     def seconds_to_due(self, connection: sa.Connection, types: Sequence[str], low_water: LowWater | None = None) -> dict[str, float]:
         lanes = {} if low_water is None else low_water.lanes(types)
         if lanes:
-            return self._waits(connection, DUE_IN_LANES.format(task=self.task, type=self.type), lane_parameters(lanes))
+            return self._waits(connection, wait_in_lanes_statement(self.task, self.type), lane_parameters(lanes))
         known = (
             "SELECT w.type FROM unnest(%(types)s::text[]) AS w (type)"
             f" WHERE NOT EXISTS (SELECT FROM {self.type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)"
         )
-        return self._waits(connection, DUE.format(task=self.task, types=known), {"types": list(types)})
+        return self._waits(connection, wait_statement(self.task, known), {"types": list(types)})
 
     def queue_state(self, connection: sa.Connection, lease: float) -> QueueState:
         statement = GAUGES.format(task=self.task, type=self.type, node=self.node, most=MOST_COUNTED)
@@ -190,7 +203,7 @@ class PostgreSQL(Dialect):
             f" SELECT {first.format(more='AND type > known.type')} FROM known WHERE known.type IS NOT NULL)"
             " SELECT type FROM known WHERE type IS NOT NULL) k"
         )
-        return self._waits(connection, DUE.format(task=self.task, types=known), {})
+        return self._waits(connection, wait_statement(self.task, known), {})
 
     @staticmethod
     def _waits(connection: sa.Connection, statement: str, parameters: dict[str, Any]) -> dict[str, float]:

@@ -68,7 +68,7 @@ _KNOWN_STEPS = "SELECT k.priority, k.since FROM known k WHERE k.type = lane.type
 _BEGIN = " AND t.available_at >= s.since"
 
 # One probe per type and priority, as in the claim.
-DUE = """
+_FIRST_OF_EACH = """
 WITH RECURSIVE known (type) AS MATERIALIZED ({types}), lane (type, priority) AS (
   SELECT known.type, (SELECT t.priority FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
     AND t.type = known.type ORDER BY t.priority DESC LIMIT 1) FROM known
@@ -77,22 +77,36 @@ WITH RECURSIVE known (type) AS MATERIALIZED ({types}), lane (type, priority) AS 
     AND t.type = lane.type AND t.priority < lane.priority ORDER BY t.priority DESC LIMIT 1)
   FROM lane WHERE lane.priority IS NOT NULL
 )
-SELECT lane.type, EXTRACT(epoch FROM min(first.available_at) - statement_timestamp())
-FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
-  AND t.type = lane.type AND t.priority = lane.priority ORDER BY t.available_at LIMIT 1) first
-GROUP BY lane.type
+{select} FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
+  AND t.type = lane.type AND t.priority = lane.priority ORDER BY t.available_at LIMIT 1) first {group}
 """
 
-DUE_IN_LANES = """
+_FIRST_IN_LANES = """
 WITH lane AS MATERIALIZED (
   SELECT w.* FROM unnest(%(lane_types)s::text[], %(lane_priorities)s::int[], %(lane_begins)s::timestamptz[]) AS w (type, priority, since)
   WHERE NOT EXISTS (SELECT FROM {type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)
 )
-SELECT lane.type, EXTRACT(epoch FROM min(first.available_at) - statement_timestamp())
-FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
-  AND t.type = lane.type AND t.priority = lane.priority AND t.available_at >= lane.since ORDER BY t.available_at LIMIT 1) first
-GROUP BY lane.type
+{select} FROM lane CROSS JOIN LATERAL (SELECT t.available_at FROM {task} t WHERE t.status = 'PENDING' AND t.finished_at IS NULL
+  AND t.type = lane.type AND t.priority = lane.priority AND t.available_at >= lane.since ORDER BY t.available_at LIMIT 1) first {group}
 """
+_WAIT = {"select": "SELECT lane.type, EXTRACT(epoch FROM min(first.available_at) - statement_timestamp())", "group": "GROUP BY lane.type"}
+# No later than now, since what is enqueued from now on may be due before what was first in a lane.
+_BEGINS = {"select": "SELECT lane.type, lane.priority, least(first.available_at, statement_timestamp())", "group": ""}
+
+
+def wait_statement(task: str, types: str) -> str:
+    """Return what finds when the first task of each type is due; ``types`` is a query of the types."""
+    return _FIRST_OF_EACH.format(task=task, types=types, **_WAIT)
+
+
+def wait_in_lanes_statement(task: str, task_type: str) -> str:
+    """Return the same for the known lanes."""
+    return _FIRST_IN_LANES.format(task=task, type=task_type, **_WAIT)
+
+
+def lanes_statement(task: str, types: str) -> str:
+    """Return what finds the lanes of these types and the time from which on each has tasks."""
+    return _FIRST_OF_EACH.format(task=task, types=types, **_BEGINS)
 
 
 def claim_statement(task: str, node: str, task_type: str, most: int, *, ranked: bool, in_lanes: bool) -> str:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 
 from ...domain.errors import ConfigError
@@ -89,6 +90,10 @@ class SQLite(Dialect):
     def _row(self, new: NewTask) -> tuple[Any, ...]:
         available_at = _TIME.process_bind_param(new.available_at, self._dialect)
         return (new.type, new.payload, new.priority, new.idempotency_key, new.max_attempts, available_at, new.delay, new.trace_context)
+
+    def insert_absent(self, connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
+        statement = insert(table).values(**values).on_conflict_do_nothing().returning(*table.primary_key)
+        return connection.execute(statement).first() is not None
 
     # --- claim and complete -------------------------------------------------------------------------------------------
 
