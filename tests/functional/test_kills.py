@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from flask_taskengine import TaskStatus
 from tests.support.databases import PostgresqlDatabases
 from tests.support.hosts import MakeApp
-from tests.support.postgresql import MakeCluster
+from tests.support.postgresql import MakeCluster, StopMode
 from tests.support.waiting import wait_until
 from tests.support.worker import StartWorker, WorkerProcess
 
@@ -38,7 +38,7 @@ UNDERWAY = 20
 class Battle:
     """Workers under load, and what strikes them."""
 
-    def __init__(self, scene: Scene, workers: int, restart_server: Callable[[str], None] | None) -> None:
+    def __init__(self, scene: Scene, workers: int, restart_server: Callable[[StopMode], None] | None) -> None:
         self.random = random.Random(SEED)
         self.restart_server = restart_server
         self.struck: list[str] = []
@@ -57,7 +57,8 @@ class Battle:
                     self._scene.db.session.rollback()
                     continue
                 self._scene.db.session.commit()
-                self.committed |= {one.id: payload["note"] if task_type != "idle" else "" for one, (task_type, payload) in zip(made, tasks)}
+                for one, (task_type, payload) in zip(made, tasks, strict=True):
+                    self.committed[one.id] = "" if task_type == "idle" else str(payload["note"])
 
     def _one(self) -> tuple[str, dict[str, object]]:
         self._enqueued += 1
@@ -94,7 +95,8 @@ class Battle:
 
     def _restart_the_server(self) -> None:
         assert self.restart_server is not None
-        self.restart_server(self.random.choice(["fast", "immediate"]))
+        modes: list[StopMode] = ["fast", "immediate"]
+        self.restart_server(self.random.choice(modes))
 
     def _place(self) -> int:
         return self.random.randrange(len(self._workers))
