@@ -31,22 +31,21 @@ from .engine.explain import Explanation
 from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
-from .runtime.host import Host
+from .runtime.host import Host, Write
+from .runtime.reactions import ReactionDecorators, Reactions
 from .schedules import DeclareOptions, Function, Schedules
 from .settings import Settings
-from .signals import emit, task_cancelled, task_enqueued, task_requeued
+from .signals import task_cancelled, task_deduplicated, task_enqueued, task_requeued
 from .store import migrations, tasks
 from .store.dialects.base import Dialect
-from .telemetry import logs
+from .telemetry import switch_on
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Where = scoped_session[Any] | Session | sa.Connection
 
-_MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
 
-
-class TaskEngine:
+class TaskEngine(ReactionDecorators):
     """Durable tasks in the app's own database.
 
     Every verb works on ``db.session``, or on the Session or Connection given as ``session=``, inside the caller's
@@ -70,6 +69,7 @@ class TaskEngine:
         self, app: Flask | None = None, db: SQLAlchemy | None = None, *, executor_factory: Callable[[int], Any] | None = None
     ) -> None:
         self.registry = Registry()
+        self.reactions = Reactions()
         self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
         """What can be done to schedules."""
         self.executor_factory = executor_factory
@@ -84,11 +84,19 @@ class TaskEngine:
             ConfigError: the settings are wrong; every fault is listed.
         """
         settings = Settings.from_config(app.config)
-        host = Host(app=app, db=db, settings=settings, registry=self.registry, sender=self, schedules=self.schedules.declared)
+        host = Host(
+            app=app,
+            db=db,
+            settings=settings,
+            registry=self.registry,
+            sender=self,
+            reactions=self.reactions,
+            schedules=self.schedules.declared,
+        )
         self._hosts[app] = host
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
-        logs.connect()
+        switch_on(host)
         app.after_request(self._forgive_response)
         app.teardown_request(self._forgive_error)
         if "sqlalchemy" in app.extensions:
@@ -222,40 +230,43 @@ class TaskEngine:
             PayloadError, KeyBusyError, InvalidArgument: as ``enqueue``; none of the tasks is written.
         """
         host = self._host()
-        news = [self._prepared(host, _from_mapping(place, task)) for place, task in enumerate(tasks)]
+        news = [self._prepared(host, enqueueing.from_mapping(place, task)) for place, task in enumerate(tasks)]
         if not news:
             return []
         target, connection, dialect = self._target(host, session)
-        made = enqueueing.enqueue_many(connection, dialect, news)
-        self._note(host, target, made, news)
-        return made
+        return self._written(host, target, news, lambda traced: enqueueing.enqueue_many(connection, dialect, traced))
 
     def _write(self, session: Where | None, new: NewTask) -> Enqueued:
         host = self._host()
         prepared = self._prepared(host, new)
         target, connection, dialect = self._target(host, session)
-        made = enqueueing.enqueue(connection, dialect, prepared)
-        self._note(host, target, [made], [prepared])
-        return made
+        return self._written(host, target, [prepared], lambda traced: [enqueueing.enqueue(connection, dialect, traced[0])])[0]
 
     def _prepared(self, host: Host, new: NewTask) -> NewTask:
         processor = self.registry.get(new.type)
         codec = plain_codec(new.type) if processor is None else processor.codec
         return enqueueing.prepared(new, codec, host.settings.max_payload)
 
-    def _note(self, host: Host, target: Where, made: list[Enqueued], news: list[NewTask]) -> None:
-        created = [(result.id, new.type) for result, new in zip(made, news, strict=True) if result.created]
+    def _written(self, host: Host, target: Where, news: list[NewTask], write: Write) -> list[Enqueued]:
+        made = write(news) if host.tracing is None else host.tracing.enqueue(news, write)
+        self._note(host, target, made, [new.type for new in news])
+        return made
+
+    def _note(self, host: Host, target: Where, made: list[Enqueued], types: list[str]) -> None:
+        if not isinstance(target, Session):
+            return
+        created = [(result.id, task_type) for result, task_type in zip(made, types, strict=True) if result.created]
 
         def announce() -> None:
-            for task_id, task_type in created:
-                emit(task_enqueued, self, task_id=task_id, task_type=task_type)
-            host.wake()
+            for result, task_type in zip(made, types, strict=True):
+                host.announce(task_enqueued if result.created else task_deduplicated, task_id=result.id, task_type=task_type)
+            if created:
+                host.wake()
 
-        if created and isinstance(target, Session):
-            outbox.note(target, announce, created)
+        outbox.note(target, announce, created)
 
     def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
-        self._note(self._host(), self._reach(session)[0], [made], [NewTask(type=task_type, payload=None)])
+        self._note(self._host(), self._reach(session)[0], [made], [task_type])
 
     # --- single tasks -------------------------------------------------------------------------------------------------
 
@@ -283,7 +294,7 @@ class TaskEngine:
         """
         target, connection, dialect = self._target(self._host(), session)
         manage.retry(connection, dialect.tables, task_id, reset_attempts=reset_attempts)
-        self._announce_later(target, dialect, task_requeued, task_id, reason="retry")
+        self._announce_later(target, dialect, task_requeued, task_id, reason="retry", duration=None)
 
     def cancel(self, task_id: int, *, session: Where | None = None) -> TaskStatus:
         """Cancel a task in the caller's transaction; a running one is asked to end and stays RUNNING until it has. Never commits.
@@ -305,12 +316,13 @@ class TaskEngine:
 
     def _announce_later(self, target: Where, dialect: Dialect, signal: NamedSignal, task_id: int, **fields: Any) -> None:
         """Announce what was done to a task once the session's transaction has committed."""
-        if not signal.receivers or not isinstance(target, Session):
+        host = self._host()
+        if not host.hears(signal) or not isinstance(target, Session):
             return
         task = tasks.get(target.connection(), dialect.tables, task_id)
         if task is not None:
-            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "node": None}
-            outbox.note(target, lambda: emit(signal, self, **fields))
+            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "token": task.claims, "node": None}
+            outbox.note(target, lambda: host.announce(signal, **fields))
 
     def delete(self, task_id: int, *, session: Where | None = None) -> None:
         """Remove a task that is not RUNNING, in the caller's transaction. Never commits.
@@ -380,12 +392,3 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"unknown argument {', '.join(sorted(unknown))}: give priority, idempotency_key, max_attempts or session")
     return options
-
-
-def _from_mapping(place: int, task: Mapping[str, Any]) -> NewTask:
-    if "type" not in task:
-        raise InvalidArgument(f"tasks[{place}] has no type")
-    unknown = set(task) - _MANY_KEYS
-    if unknown:
-        raise InvalidArgument(f"tasks[{place}] has unknown keys {', '.join(sorted(unknown))}: give {', '.join(sorted(_MANY_KEYS))}")
-    return NewTask(**{"payload": None, **task})

@@ -16,7 +16,7 @@ from .domain.limits import Limits
 from .domain.retention import Retention
 from .domain.retry import RetryPolicy
 from .settings_parsing import Faults, as_limits, as_retention, as_retry_policy, per_type, tokens, unknown
-from .settings_values import Parse, choice, dsn, flag, identifier, names, optional, positive, size, url_prefix, whole
+from .settings_values import Parse, choice, dsn, flag, identifier, names, off_or, optional, positive, size, url_prefix, whole
 
 __all__ = ["PREFIX", "Retention", "Settings", "reference"]
 
@@ -105,6 +105,12 @@ class Settings:
     api_unprotected: bool = _setting(False, flag, "True: everybody may use the API, without a guard function or a token.")
     redact: tuple[str, ...] = _setting((), names, "Payload fields that are shown as `***`.")
     health_enabled: bool = _setting(True, flag, "Serve the health route, also while the API is off.")
+    tracing: Literal[False, "child", "link"] = _setting(
+        False,
+        off_or("child", "link"),
+        "Make OpenTelemetry spans: child continues the trace of the enqueue in the run, link starts a new one that is linked to it.",
+    )
+    metrics: bool = _setting(False, flag, "Count for Prometheus, in the default registry of `prometheus_client`.")
     table_prefix: str = _setting(
         "taskengine_",
         identifier(30, "give a prefix; TASKENGINE_TASK_TABLE names the task table alone"),

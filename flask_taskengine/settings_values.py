@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from contextlib import suppress
+from typing import Any, Literal, TypeVar
 
 from .domain import values
 from .domain.durations import seconds
@@ -86,6 +87,19 @@ def choice(*words: str) -> Parse[str]:
         if word not in words:
             raise ValueError(f"{shown(value)} can not be used: give {either(words)}")
         return word
+
+    return parse
+
+
+def off_or(*words: str) -> Parse[str | Literal[False]]:
+    """Read one of some words, or that there is to be nothing of the kind."""
+    parse_word = choice("False", *words)
+
+    def parse(value: Any) -> str | Literal[False]:
+        with suppress(ValueError):
+            if flag(value) is False:
+                return False
+        return parse_word(value)
 
     return parse
 

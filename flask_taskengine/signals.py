@@ -1,8 +1,7 @@
 """What the engine announces, and how: code announces, others log, trace and count.
 
-Every signal of a task carries ``task_id`` and ``task_type``; all but ``task_enqueued`` carry ``attempt`` (from 1; 0 where the task
-was never claimed) and ``node`` (the one that acts; ``None`` for an act of a person or the code). What a signal carries
-beside these stands with it. A receiver takes ``(sender, **fields)``: fields may be added.
+Each signal is declared here once, with what it carries; ``reference`` makes the documentation of it. A receiver takes
+``(sender, **fields)``: the sender is the ``TaskEngine``, and fields may be added.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
+from types import MappingProxyType
 from typing import Any
 
 from blinker import NamedSignal, Namespace
@@ -18,55 +18,96 @@ _logger = logging.getLogger(__name__)
 
 namespace = Namespace()
 
-task_enqueued = namespace.signal("task_enqueued", "A new task was written and its transaction has committed.")
-# task_id and task_type only.
+_declared: dict[str, tuple[str, ...]] = {}
+declared = MappingProxyType(_declared)
+"""The fields of each signal, by its name."""
 
-task_claimed = namespace.signal("task_claimed", "A node has claimed the task; the claim has committed.")
-# The common fields only.
-
-task_started = namespace.signal("task_started", "A node is about to call the handler.")
-# Also carries waited (seconds from due to the claim, by the database's clock).
-
-task_succeeded = namespace.signal("task_succeeded", "The task is SUCCEEDED and that has committed.")
-# Also carries duration (seconds of this attempt).
-
-task_retried = namespace.signal("task_retried", "The attempt failed; the task is PENDING again.")
-# Also carries duration, failure (domain.outcome.Failure), delay (seconds until it is due).
-
-task_failed = namespace.signal("task_failed", "The task is FAILED: no retry can mend its error.")
-# Also carries duration, failure.
-
-task_dead = namespace.signal("task_dead", "The task is DEAD: its attempts are exhausted.")
-# Also carries duration, failure.
-
-task_cancelled = namespace.signal("task_cancelled", "The task is CANCELLED.")
-# Also carries duration (None where it never ran).
-
-task_timed_out = namespace.signal(
-    "task_timed_out", "The attempt overran its timeout; what that means for the task follows as another signal."
+FIELDS = MappingProxyType(
+    {
+        "task_id": "the task's id",
+        "task_type": "its type",
+        "attempt": "number of the attempt, from 1; 0 where the task was never claimed",
+        "token": "the fencing token, raised by each claim; 0 where the task was never claimed",
+        "node": "the node that acts; None for an act of a person or the code",
+        "waited": "seconds from due to the claim, by the database's clock",
+        "duration": "seconds of this attempt, None where the task never ran; seconds that the claim took",
+        "failure": "the error: `error_class`, `message`, `traceback`; None where a run of a schedule was cancelled",
+        "delay": "seconds until it is due again",
+        "timeout": "the timeout in seconds",
+        "reason": (
+            "`orphaned`: its node died, after `task_retried`; `released`: its worker stopped; `snoozed`: by the handler; `retry`: by hand"
+        ),
+        "claimed": "how many tasks it got",
+        "label": "what people call the node (`--node-id`)",
+        "concurrency": "how many tasks it runs at once",
+        "expired": "the node that is gone",
+        "schedule": "the schedule's name",
+        "scheduled_at": "the regular time of the occurrence, or when it was asked for by hand",
+        "next_at": "when the schedule runs next, None where that is not known; after a crash, when it is tried again",
+        "retried": "whether it is tried again",
+        "first": "the first occurrence that was missed",
+        "until": "the moment up to which they were",
+        "policy": "what becomes of them: `skip`, `once` or `all`",
+    }
 )
-# Also carries timeout (seconds).
+"""What each field means, whichever signal carries it."""
 
-task_lease_lost = namespace.signal("task_lease_lost", "This node no longer holds the task: the attempt's writes are rolled back.")
-# Also carries token (the fencing token that is out of date).
+_TASK = ("task_id", "task_type")
+_ATTEMPT = (*_TASK, "attempt", "token", "node")
 
-task_requeued = namespace.signal("task_requeued", "The task is PENDING again without a failure of its own.")
-# Also carries reason ("orphaned", after a task_retried; "released", "snoozed", or "retry", the last by hand).
 
-# Those of a schedule follow the task's own. All carry schedule (its name); all but the last also task_id, attempt, node
-# and scheduled_at (the regular time of the occurrence, or when it was asked for by hand).
+def _declare(name: str, meaning: str, *fields: str) -> NamedSignal:
+    _declared[name] = fields
+    return namespace.signal(name, meaning)
 
-schedule_started = namespace.signal("schedule_started", "A run of a schedule is about to begin.")
-# The common fields only.
 
-schedule_finished = namespace.signal("schedule_finished", "A run of a schedule has succeeded and that has committed.")
-# Also carries duration (seconds), next_at (when the schedule runs next; None where that is not known).
+task_enqueued = _declare("task_enqueued", "A new task was written and its transaction has committed.", *_TASK)
+task_deduplicated = _declare(
+    "task_deduplicated", "An enqueue found the task that has its idempotency key, and its transaction has committed.", *_TASK
+)
+task_claimed = _declare("task_claimed", "A node has claimed the task; the claim has committed.", *_ATTEMPT)
+task_started = _declare("task_started", "A node is about to call the handler.", *_ATTEMPT, "waited")
+task_succeeded = _declare("task_succeeded", "The task is SUCCEEDED and that has committed.", *_ATTEMPT, "duration")
+task_retried = _declare("task_retried", "The attempt failed; the task is PENDING again.", *_ATTEMPT, "duration", "failure", "delay")
+task_failed = _declare("task_failed", "The task is FAILED: no retry can mend its error.", *_ATTEMPT, "duration", "failure")
+task_dead = _declare("task_dead", "The task is DEAD: its attempts are exhausted.", *_ATTEMPT, "duration", "failure")
+task_cancelled = _declare("task_cancelled", "The task is CANCELLED.", *_ATTEMPT, "duration")
+task_timed_out = _declare(
+    "task_timed_out",
+    "The attempt overran its timeout; what that means for the task follows as another signal.",
+    *_ATTEMPT,
+    "timeout",
+)
+task_lease_lost = _declare(
+    "task_lease_lost", "This node no longer holds the task: the attempt's writes are rolled back.", *_ATTEMPT, "duration"
+)
+task_requeued = _declare("task_requeued", "The task is PENDING again without a failure of its own.", *_ATTEMPT, "reason", "duration")
 
-schedule_crashed = namespace.signal("schedule_crashed", "A run of a schedule has failed, timed out or lost its node.")
-# Also carries duration, failure (domain.outcome.Failure; None where it was cancelled), next_at (of the retry, if there is one), retried.
+claim_made = _declare("claim_made", "A node has asked the database for due tasks.", "node", "duration", "claimed")
 
-schedule_missed = namespace.signal("schedule_missed", "Occurrences of a schedule were due and are not run.")
-# Carries schedule, first (the first of them), until (the moment up to which), policy ("skip", "once" or "all").
+node_joined = _declare("node_joined", "A worker process has registered a node, and may claim from now on.", "node", "label", "concurrency")
+node_left = _declare("node_left", "A worker process has ended, and so has its node.", "node")
+node_lost = _declare("node_lost", "A worker process has lost its lease: what it runs is void. It joins again as another node.", "node")
+node_expired = _declare(
+    "node_expired", "Another node that died or was silent for too long has been expired, and its tasks are taken back.", "node", "expired"
+)
+
+# Those of a schedule follow the task's own.
+_RUN = ("schedule", "task_id", "attempt", "node", "scheduled_at")
+schedule_started = _declare("schedule_started", "A run of a schedule is about to begin.", *_RUN)
+schedule_finished = _declare("schedule_finished", "A run of a schedule has succeeded and that has committed.", *_RUN, "duration", "next_at")
+schedule_crashed = _declare(
+    "schedule_crashed", "A run of a schedule has failed, timed out or lost its node.", *_RUN, "duration", "failure", "next_at", "retried"
+)
+schedule_missed = _declare("schedule_missed", "Occurrences of a schedule were due and are not run.", "schedule", "first", "until", "policy")
+
+
+def reference() -> str:
+    """Return the signals and their fields as Markdown, as they stand in the documentation."""
+    signals = [f"| `{name}` | {namespace[name].__doc__} | {', '.join(f'`{one}`' for one in fields)} |" for name, fields in declared.items()]
+    fields = [f"| `{name}` | {meaning} |" for name, meaning in FIELDS.items()]
+    return "\n".join(["| signal | sent when | fields |", "|---|---|---|", *signals, "", "| field | meaning |", "|---|---|", *fields]) + "\n"
+
 
 _blamed: dict[object, object] = {}
 """Receivers whose failure has been logged, by identity; the value keeps or watches the receiver, so that no identity is reused."""
@@ -82,9 +123,10 @@ def emit(signal: NamedSignal, sender: Any, /, **fields: Any) -> None:
         return
     for receiver in signal.receivers_for(sender):
         try:
-            if inspect.iscoroutinefunction(receiver):
+            returned = receiver(sender, **fields)
+            if returned is not None and inspect.iscoroutine(returned):
+                returned.close()
                 raise TypeError("a receiver must be a plain function, a coroutine function can not be called here")
-            receiver(sender, **fields)
         except Exception:
             if _is_first_failure(receiver):
                 _logger.exception("receiver %r of %s raised; this is logged once per receiver", receiver, signal.name)

@@ -31,6 +31,17 @@ def _size(ctx: click.Context, parameter: click.Parameter, given: str | None) -> 
     return int(match[1]) * _BYTES[match[2].upper()]
 
 
+def _probe(ctx: click.Context, parameter: click.Parameter, given: str | None) -> tuple[str, int] | None:
+    if given is None:
+        return None
+    from ..telemetry.probe import address_of
+
+    try:
+        return address_of(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 def _level(ctx: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
     return None if given is None else logging.getLevelNamesMapping()[given.upper()]
 
@@ -50,6 +61,13 @@ def _level(ctx: click.Context, parameter: click.Parameter, given: str | None) ->
     "--max-memory", callback=_size, metavar="SIZE", show_envvar=True, help="Replace a process that has grown to this, such as 500MiB."
 )
 @click.option(
+    "--probe",
+    callback=_probe,
+    metavar="[HOST:]PORT",
+    show_envvar=True,
+    help="Answer /live, /ready and, with TASKENGINE_METRICS, /metrics there by HTTP.",
+)
+@click.option(
     "--log-level",
     type=_LEVELS,
     callback=_level,
@@ -58,7 +76,7 @@ def _level(ctx: click.Context, parameter: click.Parameter, given: str | None) ->
 )
 @click.option("--log-json", is_flag=True, show_envvar=True, help="Log one JSON object per line, unless the app has configured logging.")
 @with_appcontext
-def worker(node_id: str | None, log_level: int | None, log_json: bool, **options: Any) -> None:
+def worker(node_id: str | None, probe: tuple[str, int] | None, log_level: int | None, log_json: bool, **options: Any) -> None:
     """Run tasks until told to stop.
 
     SIGTERM and SIGINT let running tasks finish first, for up to TASKENGINE_SHUTDOWN_TIMEOUT; a second one does not.
@@ -69,7 +87,12 @@ def worker(node_id: str | None, log_level: int | None, log_json: bool, **options
 
     host = current_host()
     _log(host, log_level, log_json)
-    code = run_worker(host, label=node_id, executor_factory=host.sender.executor_factory, **options)
+    show = None
+    if probe is not None:
+        from ..telemetry.probe import Probe
+
+        show = Probe(host, probe)
+    code = run_worker(host, label=node_id, show=show, executor_factory=host.sender.executor_factory, **options)
     click.get_current_context().exit(code)
 
 

@@ -76,7 +76,8 @@ class Claimed:
     claimed_at: datetime
     claims: int
     idempotency_key: str | None
-    trace_context: dict[str, str] | None = field(repr=False, hash=False)
+    trace_context: str | None = field(repr=False, hash=False)
+    """JSON text, as it is stored: only a trace reads it."""
 
 
 @dataclass(frozen=True, slots=True)

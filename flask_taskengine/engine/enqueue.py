@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -18,6 +19,8 @@ from .registry import type_fault
 _INT32 = 2**31 - 1
 _KEY_LENGTH = 255
 _TRIES = 3
+MANY_KEYS = frozenset({"type", "payload", "priority", "idempotency_key", "max_attempts", "available_at"})
+"""What a mapping may say of a task."""
 
 
 def enqueue(connection: sa.Connection, dialect: Dialect, new: NewTask) -> Enqueued:
@@ -69,6 +72,20 @@ def _written_or_found(connection: sa.Connection, dialect: Dialect, news: Sequenc
         if not missing:
             break
     return made
+
+
+def from_mapping(place: int, task: Mapping[str, Any]) -> NewTask:
+    """Return the task that a mapping describes, the one at this place of a list.
+
+    Raises:
+        InvalidArgument: it has no type, or keys that mean nothing.
+    """
+    if "type" not in task:
+        raise InvalidArgument(f"tasks[{place}] has no type")
+    unknown = set(task) - MANY_KEYS
+    if unknown:
+        raise InvalidArgument(f"tasks[{place}] has unknown keys {', '.join(sorted(unknown))}: give {', '.join(sorted(MANY_KEYS))}")
+    return NewTask(**{"payload": None, **task})
 
 
 def prepared(new: NewTask, codec: PayloadCodec, max_payload: int) -> NewTask:

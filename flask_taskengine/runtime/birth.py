@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .channel import Channel
 from .children import Child, Vitals
-from .forked import flush
+from .desk import Desk
+from .forked import fork
 from .heartbeat import Steadiness
 from .host import Host
-from .process import HELD_AT_FORK, Birth, Plan, become_child
+from .process import Birth, Plan, become_child
 
 _ALONE_WITHIN = 1.0
 
@@ -32,35 +31,26 @@ def prepare_to_fork(host: Host) -> None:
         time.sleep(0.001)
 
 
-def fork_child(host: Host, plan: Plan, steadiness: Steadiness, disown: Callable[[], None]) -> Child:
+def fork_child(host: Host, plan: Plan, steadiness: Steadiness, begin: Iterable[Callable[[], None]], desk: Desk | None) -> Child:
     """Fork a process that runs tasks.
 
     Args:
-        disown: called in the child, closes what belongs to the supervisor alone.
+        begin: called in the child: close what belongs to the supervisor alone, and sit down at the desk.
 
     Raises:
         OSError: the system has no room for another process.
     """
     ours, theirs = Channel.pair()
     vitals = Vitals()
-    flush()
-    # What exists now is never looked at by the collector, so that its pages stay shared.
-    gc.collect()
-    gc.freeze()
     birth = Birth(channel=theirs, vitals=vitals, steadiness=steadiness, supervisor=os.getpid())
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_AT_FORK)
     try:
-        pid = os.fork()
+        pid = fork(lambda: become_child(host, plan, birth, (ours.close, *begin)))
     except OSError:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for one in (ours, theirs, vitals):
             one.close()
         raise
-    if pid == 0:
-        become_child(host, plan, birth, (ours.close, disown))
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
-    return Child(pid, ours, vitals)
+    return Child(pid, ours, vitals, desk)
 
 
 def _threads() -> int:

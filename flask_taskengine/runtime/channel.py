@@ -1,8 +1,8 @@
 """What the supervisor and its children say to each other: JSON objects, one per line, over a pair of sockets.
 
 A child says ``joined`` and ``left`` (a node's name), ``ready`` (how wake-ups come), and ``retire`` (why another is to take its
-place) with ``tasks`` (how many it has claimed). The supervisor says ``lost`` (a node's name), ``stop`` and ``force``. The end of
-the line says that the other has died.
+place) with ``tasks`` (how many it has claimed). The supervisor says ``lost`` (a node's name), ``stop``, ``force`` and ``event``
+(something to be announced). The end of the line says that the other has died.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class Channel:
     def __init__(self, line: socket.socket) -> None:
         self._line = line
         self._rest = b""
+        self._unsent = b""
         self._lock = threading.Lock()
         self.ended = False
         """Whether the other end is closed and everything from it has been received."""
@@ -35,8 +36,20 @@ class Channel:
     def send(self, **message: Any) -> None:
         """Send one message and never wait: the other end reads all the time, or it is dead or hangs and will be killed."""
         data = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            self._unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the other end had no room for."""
         with self._lock, suppress(OSError):
-            self._line.send(data, socket.MSG_DONTWAIT)
+            if self._unsent:
+                self._unsent = self._unsent[self._line.send(self._unsent, socket.MSG_DONTWAIT) :]
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the other end has not had room for all that was sent."""
+        return bool(self._unsent)
 
     def receive(self) -> list[dict[str, Any]]:
         """Return what has come since the last call, without waiting."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .channel import Channel
+from .desk import Desk
 from .shared import SharedNumber
 
 HANGS_AFTER = 3.0
@@ -41,10 +42,13 @@ class Vitals:
 class Child:
     """One process that runs tasks."""
 
-    def __init__(self, pid: int, channel: Channel, vitals: Vitals) -> None:
+    def __init__(self, pid: int, channel: Channel, vitals: Vitals, desk: Desk | None = None) -> None:
         self.pid = pid
         self.channel = channel
         self.vitals = vitals
+        self.desk = desk
+        if desk is not None:
+            desk.pid.value = pid
         self.nodes: set[str] = set()
         """Names under which it may have claimed tasks."""
         self.born = time.monotonic()
@@ -101,6 +105,11 @@ class Child:
         """Give back what belongs to it, once it has ended."""
         self.channel.close()
         self.vitals.close()
+
+    def leave_desk(self) -> None:
+        """Leave its numbers to the next one."""
+        if self.desk is not None:
+            self.desk.seated.value = self.desk.pid.value = 0
 
 
 class Place:

@@ -212,9 +212,9 @@ class Completer:
         """Say what was recorded, after the commit; None says that the attempt had lost the task."""
         common = facts(ended.task, self.node)
         if isinstance(ended.ending, TimedOut):
-            tell(task_timed_out, self._host.sender, **common, timeout=ended.ending.timeout)
+            tell(task_timed_out, self._host, **common, timeout=ended.ending.timeout)
         if outcome is None:
-            tell(task_lease_lost, self._host.sender, **common, token=ended.task.claims)
+            tell(task_lease_lost, self._host, **common, duration=ended.duration)
             return
         self._announce_task(ended, outcome, common)
         if outcome.occurrence is not None:
@@ -223,27 +223,27 @@ class Completer:
     def _announce_task(self, ended: Ended, outcome: Outcome, common: dict[str, Any]) -> None:
         match outcome.verdict:
             case Verdict.SUCCEEDED:
-                tell(task_succeeded, self._host.sender, **common, duration=ended.duration)
+                tell(task_succeeded, self._host, **common, duration=ended.duration)
             case Verdict.CANCELLED:
-                tell(task_cancelled, self._host.sender, **common, duration=ended.duration)
+                tell(task_cancelled, self._host, **common, duration=ended.duration)
             case Verdict.SNOOZED | Verdict.RELEASED:
-                tell(task_requeued, self._host.sender, **common, reason=outcome.verdict.value)
+                tell(task_requeued, self._host, **common, reason=outcome.verdict.value, duration=ended.duration)
             case Verdict.RETRIED:
-                tell(task_retried, self._host.sender, **common, duration=ended.duration, failure=outcome.failure, delay=outcome.delay)
+                tell(task_retried, self._host, **common, duration=ended.duration, failure=outcome.failure, delay=outcome.delay)
             case Verdict.FAILED:
-                tell(task_failed, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
+                tell(task_failed, self._host, **common, duration=ended.duration, failure=outcome.failure)
             case Verdict.DEAD:
-                tell(task_dead, self._host.sender, **common, duration=ended.duration, failure=outcome.failure)
+                tell(task_dead, self._host, **common, duration=ended.duration, failure=outcome.failure)
 
     def _announce_occurrence(self, ended: Ended, outcome: Outcome, end: OccurrenceEnd) -> None:
         common = occurrence_facts(ended.task, self.node, end.occurrence.name, end.occurrence.scheduled_at)
         common |= {"duration": ended.duration, "next_at": end.next_at}
         match outcome.verdict:
             case Verdict.SUCCEEDED:
-                tell(schedule_finished, self._host.sender, **common)
+                tell(schedule_finished, self._host, **common)
             case Verdict.RETRIED | Verdict.FAILED | Verdict.DEAD | Verdict.CANCELLED:
                 retried = outcome.verdict is Verdict.RETRIED
-                tell(schedule_crashed, self._host.sender, **common, failure=outcome.failure, retried=retried)
+                tell(schedule_crashed, self._host, **common, failure=outcome.failure, retried=retried)
             case _:
                 pass
         self.occurrence_ended()

@@ -114,6 +114,11 @@ class Line:
 
     @contextmanager
     def _guarded(self, deadline: float) -> Iterator[sa.Connection]:
+        with self._database.host.unseen(), self._bounded(deadline) as connection:
+            yield connection
+
+    @contextmanager
+    def _bounded(self, deadline: float) -> Iterator[sa.Connection]:
         fresh = self._connection is None
         # Autocommit, so that a single statement is a single round trip; transactions begin by their own words.
         connection = self._connection or self._database.engine.connect().execution_options(isolation_level="AUTOCOMMIT")

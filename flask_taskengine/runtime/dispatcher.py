@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ..domain.limits import Limits
 from ..domain.task import Claimed
 from ..engine.claim import Rooms, claim_limited, rooms_here, within_cluster
-from ..signals import task_claimed
+from ..signals import claim_made, task_claimed
 from ..store.lowwater import LowWater
 from .database import Database
 from .events import facts, tell
@@ -115,12 +115,14 @@ class Dispatcher:
         left = self._next_full_round - time.monotonic()
         if left > 0 and self._full_at and not self._has_room_again(rooms):
             return min(left, SATURATED_RECHECK)
+        began = time.monotonic()
         claimed, rooms = self._claim(rooms, free)
+        tell(claim_made, self._host, node=self.node, duration=time.monotonic() - began, claimed=len(claimed))
         if claimed:
             self._contended = 0
             self.last_claim = time.monotonic()
         for task in claimed:
-            tell(task_claimed, self._host.sender, **facts(task, self.node))
+            tell(task_claimed, self._host, **facts(task, self.node))
             self._start(task)
         # Fewer than there were slots for: nothing else is due, as far as this node can take it.
         self._backlog = len(claimed) == free

@@ -9,22 +9,22 @@ from typing import Any
 from blinker import NamedSignal
 
 from ..domain.task import Claimed
-from ..signals import emit
+from .host import Host
 
 _logger = logging.getLogger("flask_taskengine")
 
 
-def tell(signal: NamedSignal, sender: Any, **fields: Any) -> None:
+def tell(signal: NamedSignal, host: Host, **fields: Any) -> None:
     """Announce something from a thread of the worker's, which outlives also a receiver that wants to exit."""
     try:
-        emit(signal, sender, **fields)
+        host.announce(signal, **fields)
     except BaseException:
         _logger.exception("a receiver of %s tried to end a thread of the worker", signal.name)
 
 
 def facts(task: Claimed, node: str) -> dict[str, Any]:
-    """Return ``task_id``, ``task_type``, ``attempt`` and ``node``."""
-    return {"task_id": task.id, "task_type": task.type, "attempt": task.attempts, "node": node}
+    """Return ``task_id``, ``task_type``, ``attempt``, ``token`` and ``node``."""
+    return {"task_id": task.id, "task_type": task.type, "attempt": task.attempts, "token": task.claims, "node": node}
 
 
 def occurrence_facts(task: Claimed, node: str, name: str, scheduled_at: datetime) -> dict[str, Any]:

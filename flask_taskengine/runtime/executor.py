@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
 from typing import Any
 
 import sqlalchemy as sa
@@ -99,7 +100,8 @@ class Executor:
         self._runs.add(run)
         self._slots.take(task.type)
         self.on_start()
-        self._pool.submit(self._run, run, processor, timeout)
+        # With context variables of its own: what a handler or a trace sets is gone when it ends.
+        self._pool.submit(Context().run, self._run, run, processor, timeout)
 
     def _new_run(self, task: Claimed, context: TaskContext, processor: Processor | None) -> Run:
         apart = processor is not None and processor.isolation == "process" and not isinstance(task.payload, Unreadable)
@@ -145,7 +147,7 @@ class Executor:
 
     def _run_apart(self, run: IsolatedRun, timeout: float | None) -> Ending | None:
         """Wait for the process that runs an attempt; signals are sent here, where their receivers outlive it."""
-        token = running.set(run.context)
+        tokens = running.set(run.context), current.set(run)
         try:
             with self._host.app.app_context():
                 self._announce_start(run)
@@ -154,7 +156,8 @@ class Executor:
         except BaseException as error:
             return self._ending_of(run, error, timeout)
         finally:
-            running.reset(token)
+            running.reset(tokens[0])
+            current.reset(tokens[1])
         if isinstance(ending, Recorded):
             self._completer.announce(Ended(run.task, Returned(), time.monotonic() - run.started), ending.outcome)
             return None
@@ -177,9 +180,9 @@ class Executor:
 
     def _announce_start(self, run: Run) -> None:
         node, schedule = self._completer.node, run.context.schedule
-        tell(task_started, self._host.sender, **facts(run.task, node), waited=_waited(run.task))
+        tell(task_started, self._host, **facts(run.task, node), waited=_waited(run.task))
         if schedule is not None:
-            tell(schedule_started, self._host.sender, **occurrence_facts(run.task, node, schedule.name, schedule.scheduled_at))
+            tell(schedule_started, self._host, **occurrence_facts(run.task, node, schedule.name, schedule.scheduled_at))
 
     def _attempt(self, run: Run, processor: Processor | None, timeout: float | None) -> Ending | None:
         """Run the handler and, where it used the session, complete in its transaction; return what is left to record."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
+import signal
 import sys
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from .host import Host
 
+HELD_AT_FORK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+"""Blocked while forking: one that came before the child has its own handlers would be lost in a copy of the supervisor's inbox."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -37,6 +42,26 @@ def exit_forked(code: int) -> NoReturn:
         atexit._run_exitfuncs()  # noqa: SLF001 - as above: telemetry that the app has set up is flushed so
     flush()
     os._exit(code)
+
+
+def fork(become: Callable[[], NoReturn]) -> int:
+    """Fork a process that becomes something else, and return its id; it begins with the signals ``HELD_AT_FORK`` blocked.
+
+    Raises:
+        OSError: the system has no room for another process.
+    """
+    flush()
+    # What exists now is never looked at by the collector, so that its pages stay shared.
+    gc.collect()
+    gc.freeze()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HELD_AT_FORK)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            become()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return pid
 
 
 def flush() -> None:

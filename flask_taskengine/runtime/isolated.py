@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,8 @@ SHOW_SIGNAL = signal.SIGXCPU
 """Makes a process that hangs write where; no handler runs, so one that never gives up the interpreter's lock writes too."""
 _PROD_SIGNAL = signal.SIGURG
 _REPORT_EVERY = 0.2
+_FLUSH_WITHIN = 5.0
+"""Seconds for the spans of an attempt to be exported."""
 _NOTE_LIMIT = 500
 _REASONS = {reason.__name__: reason for reason in (TaskCancelled, TaskLeaseLost, TaskTimedOut, WorkerStopping)}
 
@@ -57,6 +59,8 @@ def run_attempt(database: Database, line: socket.socket, trace: int) -> None:
         if told is None:  # It was ended before it began.
             return
     _Attempt(database, wire, told[0]).run(told[1:])
+    if database.host.tracing is not None:
+        database.host.tracing.flush(_FLUSH_WITHIN)
     with database.host.app.app_context():
         for engine in database.host.database().engines.values():
             engine.dispose()
@@ -69,6 +73,7 @@ class _Attempt:
         self._database = database
         self._wire = wire
         self._memory: int | None = request["memory"]
+        self._trace: dict[str, str] = request["trace"]
         self._reporter = _Reporter(database)
         self._reporter.node = request["node"]
         self._executor = Executor(database, self._reporter, Slots(1, lambda _: None), pool=None)
@@ -77,8 +82,10 @@ class _Attempt:
         self._run = _OwnRun(database.host, task, self._context(task, request), wire, self._memory)
 
     def run(self, untold: list[Message]) -> None:
-        # The worker sends the signals of this attempt: their receivers there count, here they would be gone at once.
-        task_started.is_muted = schedule_started.is_muted = True
+        host = self._database.host
+        host.tell_elsewhere = self._tell_worker
+        if host.tracing is not None:
+            host.tracing.resume(self._trace)
         self._database.watchdog.start()
         threading.Thread(target=self._listen, args=(untold,), name="taskengine-line", daemon=True).start()
         ending = self._executor.run_here(self._run, self._database.host.registry.get(self._run.task.type), None)
@@ -106,6 +113,12 @@ class _Attempt:
         if self._memory is None or not isinstance(ending, Raised) or ending.failure.error_class != "MemoryError":
             return ending
         return replace(ending, failure=replace(ending.failure, message=out_of_memory(self._memory)))
+
+    def _tell_worker(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Leave events to the worker: its receivers last and count, those here would be gone at once. It has told of the start itself."""
+        if name not in (task_started.name, schedule_started.name):
+            with suppress(OSError):
+                self._wire.send_if_free("event", name=name, fields=fields)
 
     # --- what the worker says -----------------------------------------------------------------------------------------
 

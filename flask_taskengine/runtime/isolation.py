@@ -16,8 +16,10 @@ from ..domain.errors import ConfigError, TaskInterrupt, TaskTimedOut
 from ..domain.outcome import Ending, Interrupted, Outcome, Raised, TimedOut
 from ..domain.task import Claimed
 from ..engine.context import TaskContext
+from ..signals import namespace
 from .apart import Process
 from .database import STATEMENT_DEADLINE
+from .events import tell
 from .host import Host
 from .run import Phase, Run, ending_of_interrupt
 from .wire import from_claimed, from_schedule, hear_said, to_ending, to_outcome
@@ -167,12 +169,14 @@ class IsolatedRun(Run):
 
     def _converse(self, process: Process, node: str) -> Ending | Recorded | None:
         with suppress(OSError):  # It has died already; how is asked later.
-            process.wire.send("run", task=from_claimed(self.task), node=node, **self._limits())
+            process.wire.send("run", task=from_claimed(self.task), node=node, trace=self._trace(), **self._limits())
         self._tell_from_now_on()
         for message in process.messages():
             match message["told"]:
                 case "progress":
                     self.context.progress(message["done"], message["total"], message["note"])
+                case "event":
+                    tell(namespace[message["name"]], self.host, **message["fields"])
                 case "left":
                     with self._lock:
                         self._phase = Phase.ENDING
@@ -183,6 +187,9 @@ class IsolatedRun(Run):
                 case "recorded":
                     return Recorded(to_outcome(message["outcome"]))
         return None
+
+    def _trace(self) -> dict[str, str]:
+        return {} if self.host.tracing is None else self.host.tracing.carry()
 
     def _limits(self) -> dict[str, Any]:
         limits = {"deadline": self.context.deadline, "max_attempts": self.context.max_attempts, "memory": self._isolation.memory}

@@ -55,6 +55,10 @@ class Notifier:
             self._listener = None
 
     def _run_once(self) -> float:
+        with self._database.host.unseen():
+            return self._listen()
+
+    def _listen(self) -> float:
         listener = self._listener
         if listener is None:
             return self._open()

@@ -20,20 +20,19 @@ from typing import Any, NoReturn
 from ..signals import task_claimed
 from .channel import Channel
 from .children import Vitals
-from .forked import exit_forked, forget_connections, signal_when_parent_dies
+from .forked import HELD_AT_FORK, exit_forked, forget_connections, signal_when_parent_dies
 from .heartbeat import Steadiness
 from .host import Host
 from .inbox import Inbox
 from .isolation import Isolation
+from .lookout import Show
+from .relay import Told
 from .worker import Worker, WorkerOptions
 from .zygote import start_isolation
 
 _TICK = 0.5
 _LOOK = 0.5
 _LOOK_OFTEN = 0.05
-
-HELD_AT_FORK = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
-"""Blocked while forking: one that came before the child has its own handlers would be lost in a copy of the supervisor's inbox."""
 
 _logger = logging.getLogger("flask_taskengine")
 
@@ -48,6 +47,8 @@ class Plan:
     max_memory: int | None = None
     """Resident bytes above which another process takes its place."""
     executor_factory: Callable[[int], Any] | None = None
+    show: Show | None = None
+    """What is shown to the outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +62,16 @@ class Birth:
     """The process id of the one that forks."""
 
 
-def become_child(host: Host, plan: Plan, birth: Birth, disown: Iterable[Callable[[], None]]) -> NoReturn:
+def become_child(host: Host, plan: Plan, birth: Birth, begin: Iterable[Callable[[], None]]) -> NoReturn:
     """Run a child to its end, right after the fork; never returns into the code that forked.
 
     Args:
-        disown: close what belongs to the supervisor alone.
+        begin: close what belongs to the supervisor alone, and what else comes first.
     """
     code = 1
     try:
-        for close in disown:
-            close()
+        for step in begin:
+            step()
         inbox = Inbox(signal.SIGTERM)
         inbox.install()
         # Ctrl-C reaches the whole group: the supervisor decides what it means. A handler, since SIG_IGN would be inherited by
@@ -96,6 +97,7 @@ class _Process:
     def __init__(self, host: Host, plan: Plan, birth: Birth, inbox: Inbox, isolation: Isolation | None) -> None:
         self._plan = plan
         self._isolation = isolation
+        self._told = Told(host)
         self._patience = host.settings.shutdown_timeout
         self._channel = birth.channel
         self._vitals = birth.vitals
@@ -134,7 +136,9 @@ class _Process:
         return 0
 
     def _hear(self) -> None:
-        for message in self._channel.receive():
+        messages = self._channel.receive()
+        self._told.announce([message["event"] for message in messages if "event" in message])
+        for message in messages:
             match message:
                 case {"lost": node}:
                     self._worker.node_lost(node)

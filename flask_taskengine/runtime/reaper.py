@@ -6,7 +6,7 @@ import random
 
 from ..domain.durations import spoken
 from ..domain.outcome import Orphaned, Verdict
-from ..signals import task_requeued
+from ..signals import node_expired, task_requeued
 from ..store import nodes, tasks
 from .completer import Completer, Ended
 from .database import Database, Line
@@ -99,7 +99,10 @@ def take_back(database: Database, line: Line, completer: Completer, node: str, w
         for ended, outcome in zip(page, outcomes, strict=True):
             completer.announce(ended, outcome)
             if outcome is not None and outcome.verdict is Verdict.RETRIED:
-                tell(task_requeued, database.host.sender, **facts(ended.task, completer.node), reason="orphaned")
+                common = facts(ended.task, completer.node)
+                tell(task_requeued, database.host, **common, reason="orphaned", duration=ended.duration)
         # What is left over is locked by others: the next round looks again.
+        if not more:
+            tell(node_expired, database.host, node=completer.node, expired=node)
         if not more or not page:
             return not more

@@ -180,10 +180,10 @@ class Scheduler:
 
     def _announce(self, begun: recurring.Begun) -> None:
         if begun.enqueued is not None and begun.enqueued.created:
-            tell(task_enqueued, self._host.sender, task_id=begun.enqueued.id, task_type=begun.row.type)
+            tell(task_enqueued, self._host, task_id=begun.enqueued.id, task_type=begun.row.type)
         if begun.plan.missed is not None:
             first, until = begun.plan.missed
-            tell(schedule_missed, self._host.sender, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
+            tell(schedule_missed, self._host, schedule=begun.row.name, first=first, until=until, policy=begun.policy)
 
     def _sleep(self, wait: float | None) -> float:
         poll = max(_SHORTEST_POLL, self._host.settings.poll_interval)

@@ -13,6 +13,7 @@ from ..store.migrations import schema_faults
 from .database import Database
 from .host import Host
 from .inbox import STOPPING, Inbox
+from .lookout import Show
 from .loop import Loop
 from .process import Plan
 from .supervisor import Supervisor
@@ -33,6 +34,7 @@ def run_worker(  # noqa: PLR0913 - the options of the command
     max_tasks: int | None = None,
     max_memory: int | None = None,
     executor_factory: Callable[[int], Any] | None = None,
+    show: Show | None = None,
 ) -> int:
     """Run tasks in child processes until a signal stops it, or with ``drain`` until nothing is due; for the main thread.
 
@@ -45,6 +47,7 @@ def run_worker(  # noqa: PLR0913 - the options of the command
         max_tasks: replace a process after so many tasks.
         max_memory: replace a process that has grown to so many bytes.
         executor_factory: makes the pool in which handlers run.
+        show: shows to the outside how the processes are.
 
     Returns:
         The exit code.
@@ -62,7 +65,7 @@ def run_worker(  # noqa: PLR0913 - the options of the command
     try:
         if not _schema_is_ready(host, inbox):
             return 0
-        plan = Plan(options=options, max_tasks=max_tasks, max_memory=max_memory, executor_factory=executor_factory)
+        plan = Plan(options=options, max_tasks=max_tasks, max_memory=max_memory, executor_factory=executor_factory, show=show)
         return Supervisor(host, plan, processes, inbox, options.in_words(host, processes)).run()
     finally:
         inbox.uninstall()

@@ -9,6 +9,8 @@ import signal
 import socket
 import time
 from collections import deque
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .birth import fork_child, prepare_to_fork
@@ -17,7 +19,9 @@ from .channel import Channel
 from .children import Child, Place
 from .host import Host
 from .inbox import STOPPING, Inbox
+from .lookout import Lookout
 from .process import Plan
+from .relay import Relay
 
 STOP_MARGIN = 20.0
 """Seconds beyond ``SHUTDOWN_TIMEOUT`` that a child has to record and to leave before it is killed."""
@@ -51,6 +55,8 @@ class Supervisor:
         self._children: dict[int, Child] = {}
         self._lost: deque[str] = deque()
         self._caretaker = Caretaker(host, plan.options.label, self._note_lost)
+        self._lookout = None if plan.show is None else Lookout(host, plan.show, self._caretaker.steadiness)
+        self._relay = Relay(host, inbox.wake)
         self._selector = selectors.DefaultSelector()
         self._signals = 0
         self._kill_at = 0.0
@@ -75,18 +81,23 @@ class Supervisor:
                 self._stop(signal.Signals(number))
         while self._lost:
             self._tell_lost(self._lost.popleft())
+        self._relay.pass_on(place.child.channel for place in self._places if place.child is not None)
+        if self._lookout is not None:
+            self._lookout.turn()
         self._bury()
         self._look(time.monotonic())
 
     def _patience(self) -> float:
         due = min((place.due for place in self._places if place.child is None), default=float("inf"))
+        if self._lookout is not None:
+            due = min(due, self._lookout.due)
         return min(_LOOK, max(0.0, due - time.monotonic()))
 
     # --- birth --------------------------------------------------------------------------------------------------------
 
     def _fork_due(self, now: float) -> None:
         due = [place for place in self._places if place.child is None and place.due <= now]
-        if not due:
+        if not due and (self._lookout is None or self._lookout.due > now):
             return
         if not self._caretaker.stop(_FORK_WITHIN):
             # Stuck in connecting: a child could do nothing either.
@@ -100,16 +111,24 @@ class Supervisor:
             except OSError as error:
                 _logger.error("no process can be started, trying again in %g s: %s", _NO_FORK, error)  # noqa: TRY400 - no fault of the code
                 place.due = now + _NO_FORK
+        if self._lookout is not None and self._lookout.due <= now:
+            with suppress(OSError):  # It tries again.
+                self._lookout.start(self._disown)
         self._caretaker.start()
 
     def _fork(self) -> Child:
-        child = fork_child(self._host, self._plan, self._caretaker.steadiness, self._disown)
+        begin, desk = [self._disown], None
+        if self._lookout is not None:
+            desk = self._lookout.desk()
+            begin.append(partial(self._lookout.enter, desk))
+        child = fork_child(self._host, self._plan, self._caretaker.steadiness, begin, desk)
         self._children[child.pid] = child
         self._selector.register(child.channel, selectors.EVENT_READ, child)
         return child
 
     def _disown(self) -> None:
         """In a child: close what belongs to the supervisor, above all its ends of the others' lines, whose end is to tell of its death."""
+        self._host.tell_elsewhere = None
         self._selector.close()
         self._inbox.close()
         for child in self._children.values():
@@ -173,6 +192,8 @@ class Supervisor:
                 return
             if pid == 0:
                 return
+            if self._lookout is not None and pid == self._lookout.pid:
+                self._lookout.died()
             # As process 1 of a container it gets strangers, too.
             child = self._children.pop(pid, None)
             if child is not None:
@@ -183,6 +204,7 @@ class Supervisor:
         if child.channel in self._selector.get_map():
             self._selector.unregister(child.channel)
         child.close()
+        child.leave_desk()
         clean = status == 0 and child.why is None
         how = child.epitaph(status)
         for node in child.nodes:
@@ -207,6 +229,8 @@ class Supervisor:
 
     def _stop(self, number: signal.Signals) -> None:
         self._signals += 1
+        if self._lookout is not None:
+            self._lookout.stop_claims()
         for place in self._places:
             if place.child is None:
                 place.close()
@@ -236,6 +260,10 @@ class Supervisor:
             self._selector.select(0.05)
             self._signals += sum(number in STOPPING for number in self._inbox.take())
         self._caretaker.stop(1.0)
+        if self._lookout is not None:
+            self._lookout.end()
+        self._relay.announce_here()
+        self._host.reactions.settle(_TAKE_BACK_WITHIN)
         self._selector.close()
         _logger.info("the worker has ended")
         return self._code

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..signals import node_joined, node_left, node_lost
 from .completer import Completer
 from .database import Database
 from .dispatcher import Dispatcher
+from .events import tell
 from .executor import Executor
 from .foreign import ForeignTypes
 from .healthwatch import HealthWatch
@@ -152,6 +154,7 @@ class Worker:
             return
         self.dispatcher.holding.clear()
         self.executor.lose()
+        tell(node_lost, self.host, node=node)
         if self._stopping:
             _logger.warning("node %s has lost its lease while it stops; its running tasks are void", node)
             return
@@ -195,6 +198,9 @@ class Worker:
         else:
             # It may hold threads that were given up.
             self._pool.shutdown(wait=False)
+        self.host.reactions.settle(_RECORD_WITHIN)
+        if self.host.tracing is not None:
+            self.host.tracing.flush(_RECORD_WITHIN)
         self.watchdog.stop()
         self.database.close()
         return recorded
@@ -209,6 +215,8 @@ class Worker:
             self.membership.leave()
         except Exception as error:
             _logger.warning("the node's row could not be removed, it will expire: %s", error)
+        if self._node is not None:
+            tell(node_left, self.host, node=self._node)
 
     def _joined(self, node: str) -> None:
         self._node = self.completer.node = self.dispatcher.node = self.rollcall.node = self.reaper.node = node
@@ -217,6 +225,7 @@ class Worker:
         if self._tell_joined is not None:
             self._tell_joined(node)
         self.scheduler.join(node)
+        tell(node_joined, self.host, node=node, label=self.membership.label, concurrency=self.options.concurrency)
         self.dispatcher.holding.set()
         self.dispatcher.wake()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,18 +74,37 @@ _RECEIVERS = tuple((signal, _receiver(level, text)) for signal, level, text in L
 
 FIELDS = ("task_id", "task_type", "attempt")
 
+trace_fields: Callable[[], Mapping[str, str]] | None = None
+"""Gives the ids of the current span; None while nothing is traced."""
+
+
+def task_fields() -> dict[str, Any]:
+    """Return what is to be known of the task that runs here: its id, type and attempt, and the trace's ids; nothing outside of tasks.
+
+    Example:
+        >>> structlog.configure(processors=[lambda _, __, event: event | task_fields(), structlog.processors.JSONRenderer()])
+    """
+    context = running.get(None)
+    if context is None:
+        return {}
+    fields: dict[str, Any] = {"task_id": context.task_id, "task_type": context.type, "attempt": context.attempt}
+    return fields if trace_fields is None else {**fields, **trace_fields()}
+
 
 class TaskFields(logging.Filter):
     """Gives every record that is made inside a running task its ``task_id``, ``task_type`` and ``attempt``, and none to others.
+
+    With tracing it gives ``trace_id`` and ``span_id``, too, also to the lines of events.
 
     It goes on a handler: on a logger it would not see what that logger's children log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Keep every record."""
-        context = running.get(None)
-        if context is not None and not hasattr(record, "task_id"):
-            record.task_id, record.task_type, record.attempt = context.task_id, context.type, context.attempt
+        if not hasattr(record, "task_id"):
+            vars(record).update(task_fields())
+        elif trace_fields is not None:
+            vars(record).update(trace_fields())
         return True
 
 

@@ -29,10 +29,11 @@ def test_task_enqueued_follows_the_commit(shop: Shop, events: Events) -> None:
         assert events.seen == []
         shop.db.session.commit()
     assert again.created is False
-    assert events.seen == [
+    assert [event for event in events.seen if event[0] == "task_enqueued"] == [
         ("task_enqueued", {"task_id": first.id, "task_type": "email"}),
         ("task_enqueued", {"task_id": many[0].id, "task_type": "report"}),
     ]
+    assert [fields["task_id"] for fields in events.of("task_deduplicated")] == [first.id, first.id]
 
 
 def test_task_enqueued_is_not_sent_for_what_is_rolled_back(shop: Shop, events: Events) -> None:

@@ -170,6 +170,9 @@ def test_r13_verbs_are_announced_after_the_commit(shop: Shop, events: Events) ->
         shop.engine.cancel(running)
         shop.db.session.commit()
     assert events.seen == [
-        ("task_cancelled", {"task_id": pending, "task_type": "one", "attempt": 1, "node": None, "duration": None}),
-        ("task_requeued", {"task_id": dead, "task_type": "one", "attempt": 3, "node": None, "reason": "retry"}),
+        ("task_cancelled", {"task_id": pending, "task_type": "one", "attempt": 1, "token": 1, "node": None, "duration": None}),
+        (
+            "task_requeued",
+            {"task_id": dead, "task_type": "one", "attempt": 3, "token": 1, "node": None, "reason": "retry", "duration": None},
+        ),
     ]

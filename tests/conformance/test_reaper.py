@@ -147,9 +147,10 @@ def test_r12_task_of_a_silent_node_is_requeued_with_its_attempt_counted(cluster:
     assert 55 < (task.available_at - cluster.now()).total_seconds() <= 60
     (attempt,) = cluster.attempts(task_id)
     assert (attempt["node"], attempt["attempt"], attempt["error_class"]) == ("dead", 1, "LeaseLostError")
-    assert [name for name, _ in events] == ["task_retried", "task_requeued"]
-    assert events[1][1] == {"task_id": task_id, "task_type": "work", "attempt": 1, "node": "me", "reason": "orphaned"}
+    assert [name for name, _ in events] == ["task_retried", "task_requeued", "node_expired"]
     assert events[0][1]["duration"] >= 0
+    common = {"task_id": task_id, "task_type": "work", "attempt": 1, "token": 1, "node": "me"}
+    assert events[1][1] == common | {"reason": "orphaned", "duration": events[0][1]["duration"]}
 
 
 def test_r12_exhausted_task_of_a_silent_node_is_dead(cluster: Cluster, events: list[tuple[str, Any]]) -> None:
@@ -163,7 +164,7 @@ def test_r12_exhausted_task_of_a_silent_node_is_dead(cluster: Cluster, events: l
     assert (task.status, task.attempts, task.idempotency_key) == (TaskStatus.DEAD, 1, "once")
     assert task.finished_at is not None
     assert "node dead died" in (task.last_error or "")
-    assert [name for name, _ in events] == ["task_dead"]
+    assert [name for name, _ in events] == ["task_dead", "node_expired"]
 
 
 def test_r12_cancelled_task_of_a_silent_node_is_cancelled(cluster: Cluster) -> None:

@@ -9,12 +9,14 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import click
 
-from flask_taskengine import settings
+from flask_taskengine import settings, signals
 from flask_taskengine.cli import taskengine
+from flask_taskengine.telemetry import names
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -79,7 +81,8 @@ def anchors(path: Path) -> set[str]:
 
 def generated() -> dict[str, str]:
     """Return what stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``, by name."""
-    return {"settings": settings.reference(), "commands": commands(), "proofs": proofs()}
+    own = {"settings": settings.reference(), "commands": commands(), "proofs": proofs(), "signals": signals.reference()}
+    return own | names.reference()
 
 
 def part(text: str, name: str) -> re.Match[str] | None:
@@ -188,6 +191,7 @@ def proofs() -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
 def proving_tests() -> dict[str, dict[str, Path]]:
     """Return the tests of each requirement, by name, with their files."""
     found: dict[str, dict[str, Path]] = {}

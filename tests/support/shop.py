@@ -175,7 +175,7 @@ class Events:
 
     def names(self, task_id: int | None = None) -> list[str]:
         """Return the names of the signals, of one task or of all."""
-        return [name for name, fields in self.seen if task_id is None or fields["task_id"] == task_id]
+        return [name for name, fields in self.seen if task_id is None or fields.get("task_id") == task_id]
 
     def of(self, name: str) -> list[dict[str, Any]]:
         """Return the fields of every signal of one name."""

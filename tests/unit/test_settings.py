@@ -75,6 +75,8 @@ def test_an_app_without_settings_has_the_defaults_of_the_design() -> None:
         "api_unprotected": False,
         "redact": (),
         "health_enabled": True,
+        "tracing": False,
+        "metrics": False,
         "table_prefix": "taskengine_",
         "task_table": None,
         "schema": None,

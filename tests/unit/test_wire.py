@@ -54,7 +54,7 @@ def test_a_claimed_task_arrives_as_it_left() -> None:
     """Times keep their microseconds and their zone; the payload is what JSON can hold."""
     now = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     payload = {"a": [1, 2.5, None, True, "ä€😀\ud800"], "b": 10**30}
-    task = Claimed(1, "t", payload, -3, 2, None, now, now.replace(microsecond=0), now, 7, "key", {"traceparent": "00-1"})
+    task = Claimed(1, "t", payload, -3, 2, None, now, now.replace(microsecond=0), now, 7, "key", '{"traceparent": "00-1"}')
     assert to_claimed(_travelled(from_claimed(task))) == task
 
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 import sqlalchemy as sa
 
 from ...domain.task import Claimed, NewTask, Task
+from .. import gauges
+from ..gauges import QueueState
 from ..lowwater import LowWater
 from ..retention import Batch, Removed, remove_in_steps
 from ..tables import Names, Tables
@@ -135,6 +137,14 @@ class Dialect(ABC):
     def vitals(self, connection: sa.Connection) -> Vitals:
         """Read what the database knows of its own health; needs no special right, and says less without it."""
         return Vitals()
+
+    def queue_state(self, connection: sa.Connection, lease: float) -> QueueState:
+        """Measure the queue by one statement; of each type at most ``MOST_COUNTED`` PENDING tasks are counted, and no ended ones.
+
+        Args:
+            lease: seconds of silence after which a node counts no more.
+        """
+        return gauges.state_of(tuple(row) for row in connection.execute(gauges.statement(self.tables, lease)))
 
     def prune(self, connection: sa.Connection, batch: Batch) -> Removed:
         """Remove tasks that have ended, but none that another transaction has locked; in the caller's transaction."""

@@ -18,6 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.task import Claimed, NewTask, Task
+from ..gauges import MOST_COUNTED, QueueState, state_of
 from ..lowwater import Lane, LowWater
 from ..retention import Batch, Removed
 from ..tables import Names
@@ -26,6 +27,7 @@ from ..vitals import Depth, Vitals
 from . import base
 from .base import MOST_STEPS, Dialect, KeyHeld, Listener
 from .postgresql_claim import claim_statement, lane_parameters, lanes_statement, wait_in_lanes_statement, wait_statement
+from .postgresql_gauges import GAUGES
 from .postgresql_insight import AHEAD, depth, vitals
 from .postgresql_listen import PostgreSQLListener
 from .postgresql_retention import prune, prune_statement
@@ -37,8 +39,6 @@ _KEY_REASONS = {
     "40001": "taken by a transaction that the snapshot of this one can not see: roll back and run the whole transaction again",
 }
 _INSERT_CHUNK = 2000
-_JSON_PLACES = (2, 11)
-"""Where the payload and the trace context stand in a claimed row."""
 _CANCEL_TIMEOUT = 3.0
 
 
@@ -192,6 +192,10 @@ class PostgreSQL(Dialect):
         )
         return self._waits(connection, wait_statement(self.task, known), {"types": list(types)})
 
+    def queue_state(self, connection: sa.Connection, lease: float) -> QueueState:
+        statement = GAUGES.format(task=self.task, type=self.type, node=self.node, most=MOST_COUNTED)
+        return state_of(tuple(row) for row in connection.exec_driver_sql(statement, {"lease": lease, "task": self.task}))
+
     def pending_types(self, connection: sa.Connection) -> dict[str, float]:
         first = f"(SELECT type FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {{more}} ORDER BY type LIMIT 1)"
         known = (
@@ -278,7 +282,8 @@ def _row(new: NewTask) -> tuple[Any, ...]:
 
 
 def _claimed(row: Sequence[Any]) -> Claimed:
-    return Claimed(*(read_json(value) if i in _JSON_PLACES else value for i, value in enumerate(row)))
+    task_id, task_type, payload, *others = row
+    return Claimed(task_id, task_type, read_json(payload), *others)
 
 
 def _chunks(places: list[int]) -> Iterator[list[int]]:

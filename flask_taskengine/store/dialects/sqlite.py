@@ -141,9 +141,9 @@ class SQLite(Dialect):
         return set(connection.exec_driver_sql(statement).scalars())
 
     def _claimed(self, row: Sequence[Any]) -> Claimed:
-        payload, trace = read_json(row[2]), read_json(row[11])
+        payload = read_json(row[2])
         available_at, created_at, claimed_at = (self._time(row[i]) for i in (6, 7, 8))
-        task_id, task_type, _, priority, attempts, max_attempts, *_, claims, key, _ = row
+        task_id, task_type, _, priority, attempts, max_attempts, *_, claims, key, trace = row
         return Claimed(
             task_id, task_type, payload, priority, attempts, max_attempts, available_at, created_at, claimed_at, claims, key, trace
         )
