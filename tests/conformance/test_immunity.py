@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 import time_machine
 
-from flask_taskengine import Limits, RetryPolicy, TaskContext
+from flask_taskengine import FixedRate, Limits, RetryPolicy, TaskContext
 from flask_taskengine.runtime.worker import Worker
 from tests.support.hosts import own_threads
 from tests.support.shop import Effect, Shop, statements_of
@@ -99,7 +99,7 @@ def failing_statements(worker: Worker) -> Iterator[Counter[str]]:
     """Let every third statement of each of the worker's own threads fail, each time in another way; count them by thread."""
     seen: Counter[str] = Counter()
     broken: Counter[str] = Counter()
-    kinds = [
+    kinds: list[Callable[[], BaseException]] = [
         lambda: sa.exc.OperationalError("statement", {}, Exception("it is away")),
         lambda: sa.exc.InterfaceError("statement", {}, Exception("the line is cut")),
         lambda: sa.exc.DataError("statement", {}, Exception("what an odd value")),
@@ -112,7 +112,8 @@ def failing_statements(worker: Worker) -> Iterator[Counter[str]]:
         seen[name] += 1
         if seen[name] % 3 == 0:
             broken[name] += 1
-            raise kinds[broken[name] % len(kinds)]()
+            error = kinds[broken[name] % len(kinds)]()
+            raise error
 
     sa.event.listen(worker.database.engine, "before_cursor_execute", fail)
     try:
@@ -141,7 +142,7 @@ def test_r10_every_loop_survives_whatever_its_statements_raise(make_shop: MakeSh
         wait_until(enough, 25, lambda: f"each loop to fail: {broken}")
     shop.wait_for_all(ids, timeout=20)
     assert own_threads() == before
-    assert calls == {n: 1 for n in range(30)}
+    assert calls == dict.fromkeys(range(30), 1)
     assert {task.attempts for task in shop.tasks()} == {1}
 
 
@@ -240,6 +241,62 @@ def test_r17_the_end_of_a_lone_task_is_recorded_within_50_ms(shop: Shop, run_wor
         shop.wait_for(ids[-1])
     took = sorted(task.finished_at - task.claimed_at for task in shop.tasks() if task.finished_at and task.claimed_at)
     assert took[2] < timedelta(milliseconds=50)
+
+
+# --- what is left over, and what waits ------------------------------------------------------------------------------------
+
+
+def test_r15_a_place_of_a_dead_node_becomes_free(make_shop: MakeShop, run_worker: RunWorker) -> None:
+    """A left-over of a node that is gone counts until the reaper has it, which no limit holds up; then both run (faults 98, P65)."""
+    shop = make_shop(**SHORT_LEASE, TASKENGINE_DEFAULT_RETRY={"base_backoff": 0.1})
+    shop.engine.task("one", limits=Limits(per_node=1, cluster_wide=1))(lambda payload: None)
+    left, due = shop.enqueue_many("one", "one")
+    claim = "status = 'RUNNING', attempts = 1, claims = 1, claimed_by = 'gone', claimed_at = created_at"
+    shop.sql(f"UPDATE taskengine_task SET {claim} WHERE id = :id", id=left)
+    run_worker(shop, 4, beats=True)
+    assert [shop.wait_for(task_id).status for task_id in (left, due)] == ["SUCCEEDED", "SUCCEEDED"]
+    assert (shop.task(left).attempts, shop.task(due).attempts) == (2, 1)
+
+
+def test_r19_an_occurrence_is_there_while_all_slots_are_busy(shop: Shop, run_worker: RunWorker) -> None:
+    """A schedule's times are not missed for want of a slot: the occurrence waits as a due task (faults P11)."""
+    inside, go = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    @shop.engine.task("long")
+    def long(payload: Any) -> None:
+        inside.set()
+        assert go.wait(20)
+
+    @shop.engine.schedule("often", FixedRate("300ms"))
+    def often(context: TaskContext) -> None:
+        runs.append(1)
+
+    shop.enqueue("long", priority=9)
+    run_worker(shop, 1)
+    assert inside.wait(10)
+    wait_until(lambda: [task.status for task in shop.tasks() if task.type == "often"] == ["PENDING"], what="the occurrence")
+    assert runs == []
+    go.set()
+    wait_until(lambda: runs, what="its run")
+
+
+def test_r16_a_duplicate_is_no_error_of_the_server(shop: Shop) -> None:
+    """A key that exists is found without a violated constraint, which the server would log (faults P7)."""
+    errors: list[Any] = []
+    note = errors.append
+    sa.event.listen(sa.Engine, "handle_error", note)
+    try:
+        with shop.app.app_context():
+            first = shop.engine.enqueue("a", idempotency_key="same")
+            shop.db.session.commit()
+            assert shop.engine.enqueue("a", idempotency_key="same").id == first.id
+            again = shop.engine.enqueue_many([{"type": "a", "idempotency_key": key} for key in ("same", "new", "new")])
+            shop.db.session.commit()
+    finally:
+        sa.event.remove(sa.Engine, "handle_error", note)
+    assert [one.created for one in again] == [False, True, False]
+    assert errors == []
 
 
 # --- give back and go on --------------------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from flask_taskengine import FixedRate, Limits, TaskContext
-from flask_taskengine.store.dialects import postgresql_listen
+from flask_taskengine import ConfigError, FixedRate, Limits, TaskContext
+from flask_taskengine.store.dialects import dialect_for, postgresql_listen
+from flask_taskengine.store.tables import Names
 from tests.support.shop import Shop
 from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
@@ -93,3 +95,42 @@ def test_r18_the_time_zone_of_the_server_plays_no_part(shop: Shop, run_worker: R
         assert task.claimed_at is not None
         assert task.claimed_at >= task.available_at
     assert shop.task(later).status == "PENDING"
+
+
+# --- poolers and drivers --------------------------------------------------------------------------------------------------
+
+
+def test_r04_the_workers_own_connections_prepare_nothing_where_the_hosts_do_not(make_shop: MakeShop, run_worker: RunWorker) -> None:
+    """What a pooler in between asks of the host's connections holds for the worker's own as well (faults P28, P77)."""
+    shop = make_shop(SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"prepare_threshold": None}})
+    shop.engine.task("idle")(lambda payload: None)
+    worker = run_worker(shop)
+    shop.wait_for_all([shop.enqueue("idle") for _ in range(12)])
+    lines = [worker.dispatcher._line, worker.completer._line, worker.rollcall._line]
+    drivers: list[Any] = [line._connection.connection.driver_connection for line in lines if line._connection is not None]
+    assert len(drivers) == 3
+    assert {driver.prepare_threshold for driver in drivers} == {None}
+    with worker.database.line().statement() as connection:
+        own: Any = connection.connection.driver_connection
+        assert own.prepare_threshold is None
+
+
+def test_r11_a_listener_has_an_address_of_its_own(make_shop: MakeShop, run_worker: RunWorker, postgresql_url: str) -> None:
+    """With ``LISTEN_URL`` the one connection that listens passes the pooler by, and wakes the worker (faults P136)."""
+    listen = sa.make_url(postgresql_url).update_query_dict({"application_name": "passing by"}).render_as_string(hide_password=False)
+    shop = make_shop(TASKENGINE_LISTEN_URL=listen, TASKENGINE_POLL_INTERVAL=60)
+    shop.engine.task("idle")(lambda payload: None)
+    worker = run_worker(shop)
+    wait_until(lambda: worker.notifier.mode == "LISTEN", what="the notifier")
+    rows = shop.sql("SELECT query FROM pg_stat_activity WHERE application_name = 'passing by' AND datname = current_database()")
+    assert [row[0].split()[0] for row in rows] == ["LISTEN"]
+    shop.wait_for(shop.enqueue("idle"), timeout=2)
+
+
+def test_another_driver_of_postgresql_is_refused() -> None:
+    """The engine's statements are written for one driver: whoever configured another one is told which (faults 70, P52)."""
+    other: Any = SimpleNamespace(dialect=SimpleNamespace(driver="psycopg2"))
+    dialect = dialect_for("postgresql", Names())
+    with pytest.raises(ConfigError, match="'psycopg2' is not supported: write the database's address as postgresql\\+psycopg://"):
+        dialect.prepare(other, tune=True)
+    dialect.prepare(sa.create_engine("postgresql+psycopg://host/database"), tune=True)
