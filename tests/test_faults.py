@@ -25,7 +25,9 @@ def _rows() -> list[tuple[str, str, str]]:
 def _tests_of(path: Path) -> dict[str, str]:
     """Return the docstrings of a module's tests, by name."""
     body = ast.parse(path.read_text()).body
-    return {node.name: ast.get_docstring(node) or "" for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+    return {
+        node.name: ast.get_docstring(node) or "" for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
 
 
 @pytest.mark.parametrize(("prefix", "last"), [("", 128), ("P", 154)])
