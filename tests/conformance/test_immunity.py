@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 import time_machine
+from flask import current_app
 
-from flask_taskengine import FixedRate, Limits, RetryPolicy, TaskContext
+from flask_taskengine import FixedRate, Limits, RetryPolicy, Snooze, TaskContext, TaskStateError
 from flask_taskengine.runtime.worker import Worker
 from tests.support.hosts import own_threads
 from tests.support.shop import Effect, Shop, statements_of
 from tests.support.shop_fixtures import MakeShop, RunWorker
 from tests.support.waiting import wait_until
+
+
+@dataclass
+class Point:
+    """A payload."""
+
+    x: int
+
 
 SHORT_LEASE = {"TASKENGINE_LEASE": 1.5, "TASKENGINE_HEARTBEAT_INTERVAL": 0.3, "TASKENGINE_POLL_INTERVAL": 0.3}
 
@@ -199,6 +210,73 @@ def test_r12_a_worker_that_stops_keeps_its_lease_to_the_end(make_shop: MakeShop,
     assert (calls, shop.task(task_id).claims) == ([1], 1)
 
 
+def test_r12_heartbeats_need_no_connection_of_the_hosts_pool(make_shop: MakeShop, run_worker: RunWorker) -> None:
+    """A handler that holds the only one for longer than two leases keeps its task, and others are run beside it (faults 74)."""
+    pool = {"SQLALCHEMY_ENGINE_OPTIONS": {"pool_size": 1, "max_overflow": 0, "pool_timeout": 20}}
+    shop, other = make_shop(**SHORT_LEASE, **pool), make_shop(**SHORT_LEASE)
+    inside, go = threading.Event(), threading.Event()
+
+    @shop.engine.task("holds")
+    def holds(payload: Any) -> None:
+        shop.db.session.execute(sa.text("SELECT 1"))
+        inside.set()
+        assert go.wait(20)
+
+    shop.engine.task("idle")(lambda payload: None)
+    other.engine.task("holds")(lambda payload: None)
+    task_id = other.enqueue("holds")
+    run_worker(shop, 2, beats=True)
+    assert inside.wait(10)
+    run_worker(other, 1, beats=True)
+    wait_until(lambda: heard_since(other, task_id) > 3.5, 15, "beats for longer than two leases")
+    other.wait_for(other.enqueue("idle"))
+    go.set()
+    assert other.wait_for(task_id).status == "SUCCEEDED"
+    assert other.task(task_id).claims == 1
+
+
+@pytest.mark.parametrize("beyond", [2**31, 2**53 + 1])
+def test_r04_large_ids_live_through_everything(shop: Shop, run_worker: RunWorker, beyond: int) -> None:
+    """Success with and without the session, retry, cancel, an unreadable payload and a release at the stop (faults 91, P40)."""
+    inside, go = threading.Event(), threading.Event()
+
+    @shop.engine.task("write")
+    def write(payload: Any, context: TaskContext) -> None:
+        shop.db.session.add(Effect(name=str(context.task_id)))
+
+    @shop.engine.task("fails", retry=RetryPolicy(max_attempts=2, base_backoff=0))
+    def fails(payload: Any) -> None:
+        raise ValueError
+
+    @shop.engine.task("long")
+    def long(payload: Any, context: TaskContext) -> None:
+        inside.set()
+        wait_until(lambda: context.cancelled or go.is_set(), 20)
+
+    shop.engine.task("idle")(lambda payload: None)
+    shop.engine.task("typed", schema=Point)(lambda payload: None)
+    names = ["write", "idle", "fails", "typed", "long"]
+    for n, name in enumerate(names):
+        shop.sql("INSERT INTO taskengine_task (id, type) VALUES (:id, :type)", id=beyond + n, type=name)
+    worker = run_worker(shop, 4)
+    ended = [shop.wait_for(beyond + n).status for n in range(4)]
+    assert ended == ["SUCCEEDED", "SUCCEEDED", "DEAD", "FAILED"]
+    assert shop.effects() == [str(beyond)]
+    assert inside.wait(10)
+    with shop.app.app_context():
+        shop.engine.cancel(beyond + 4)
+        shop.engine.retry(beyond + 2)
+        shop.engine.delete(beyond + 1)
+        shop.db.session.commit()
+    assert shop.wait_for(beyond + 4).status == "CANCELLED"
+    inside.clear()
+    shop.sql("INSERT INTO taskengine_task (id, type) VALUES (:id, 'long')", id=beyond + 9)
+    assert inside.wait(10)
+    worker.stop(0)
+    go.set()
+    assert (shop.task(beyond + 9).status, shop.task(beyond + 9).attempts) == ("PENDING", 0)
+
+
 # --- what waiting costs ---------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +334,68 @@ def test_r15_a_place_of_a_dead_node_becomes_free(make_shop: MakeShop, run_worker
     run_worker(shop, 4, beats=True)
     assert [shop.wait_for(task_id).status for task_id in (left, due)] == ["SUCCEEDED", "SUCCEEDED"]
     assert (shop.task(left).attempts, shop.task(due).attempts) == (2, 1)
+
+
+def test_r15_limits_hold_however_tasks_end(make_shop: MakeShop, run_worker: RunWorker) -> None:
+    """Failures, snoozes, retries by hand, cancels and a worker that is stopped at once: no type is above its limit (faults 98)."""
+    limits = {"both": Limits(per_node=2, cluster_wide=3), "cluster": Limits(cluster_wide=2), "node": Limits(per_node=1)}
+    inside: Counter[tuple[str, str]] = Counter()
+    peak: Counter[tuple[str, str]] = Counter()
+    lock = threading.Lock()
+    choose = random.Random(98)
+    never = threading.Event()
+
+    def handle(payload: int, context: TaskContext) -> None:
+        node = context.type, current_app.name
+        with lock:
+            inside[node] += 1
+            peak.update({node: max(0, inside[node] - peak[node])})
+        never.wait(0.01)
+        with lock:
+            inside[node] -= 1
+        if payload % 5 == 0:
+            raise ValueError
+        if payload % 5 == 1 and context.token == 1:
+            raise Snooze("10ms")
+
+    shops = [make_shop(TASKENGINE_DEFAULT_RETRY={"max_attempts": 3, "base_backoff": 0.01, "max_backoff": 0.01}) for _ in range(2)]
+    shops[1].app.name = "second"
+    for shop in shops:
+        for name, limit in limits.items():
+            shop.engine.task(name, limits=limit)(handle)
+    with shop.app.app_context():
+        made = shop.engine.enqueue_many([{"type": name, "payload": n} for n in range(25) for name in limits])
+        shop.db.session.commit()
+    workers = [run_worker(each, 6) for each in shops]
+    most: Counter[str] = Counter()
+    verbs: list[Callable[[int], Any]] = [shop.engine.cancel, shop.engine.retry]
+
+    def meddle() -> None:
+        task_id = choose.choice(made).id
+        with shop.app.app_context():
+            try:
+                verbs[choose.randrange(2)](task_id)
+                shop.db.session.commit()
+            except TaskStateError:
+                shop.db.session.rollback()
+
+    def ended() -> bool:
+        nonlocal most
+        most |= Counter(
+            dict(tuple(row) for row in shop.sql("SELECT type, count(*) FROM taskengine_task WHERE status = 'RUNNING' GROUP BY type"))
+        )
+        left = shop.sql("SELECT count(*) FROM taskengine_task WHERE finished_at IS NULL")[0][0]
+        if left > 20:
+            meddle()
+        elif len(workers) == 2:
+            workers[0].stop(0)
+            workers.append(run_worker(shops[0], 6))
+        return bool(left == 0)
+
+    wait_until(ended, 25, lambda: f"all to end: {[task for task in shop.tasks() if task.finished_at is None]}")
+    assert (most["both"], most["cluster"]) == (3, 2)
+    # A place on a node is free once the handler has ended, so it is handlers that count there.
+    assert (peak["both", "second"], peak["node", "second"]) == (2, 1)
 
 
 def test_r19_an_occurrence_is_there_while_all_slots_are_busy(shop: Shop, run_worker: RunWorker) -> None:
