@@ -336,6 +336,43 @@ def test_r15_a_place_of_a_dead_node_becomes_free(make_shop: MakeShop, run_worker
     assert (shop.task(left).attempts, shop.task(due).attempts) == (2, 1)
 
 
+def test_r11_a_wake_up_during_a_look_is_not_lost(make_shop: MakeShop, run_worker: RunWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a type is at its limit: what is committed when the look is over starts at once, not at the next poll (faults 95, P58)."""
+    shop = make_shop(TASKENGINE_POLL_INTERVAL=60)
+    inside, go = threading.Event(), threading.Event()
+
+    @shop.engine.task("one", limits=Limits(cluster_wide=1))
+    def one(payload: Any) -> None:
+        inside.set()
+        assert go.wait(20)
+
+    shop.engine.task("free")(lambda payload: None)
+    worker = run_worker(shop, 4)
+    wait_until(lambda: worker.notifier.settled, what="the notifier")
+    free: list[int] = []
+    looks: list[bool] = []
+    look = worker.database.dialect.seconds_to_due
+
+    def look_and_enqueue(*arguments: Any) -> dict[str, float]:
+        found = look(*arguments)
+        looks.append(found.get("one", 1) <= 0)
+        # By the second one the dispatcher knows that the type is full.
+        if sum(looks) == 2 and not free:
+            wake = worker.dispatcher.wake
+            # One wake-up and no other, while the look has not ended.
+            monkeypatch.setattr(worker.dispatcher, "wake", lambda: None)
+            free.append(shop.enqueue("free"))
+            wake()
+        return found
+
+    monkeypatch.setattr(worker.database.dialect, "seconds_to_due", look_and_enqueue)
+    shop.enqueue_many("one", "one")
+    assert inside.wait(10)
+    wait_until(lambda: free, what="the look")
+    assert shop.wait_for(free[0], timeout=3).status == "SUCCEEDED"
+    go.set()
+
+
 def test_r15_limits_hold_however_tasks_end(make_shop: MakeShop, run_worker: RunWorker) -> None:
     """Failures, snoozes, retries by hand, cancels and a worker that is stopped at once: no type is above its limit (faults 98)."""
     limits = {"both": Limits(per_node=2, cluster_wide=3), "cluster": Limits(cluster_wide=2), "node": Limits(per_node=1)}
@@ -393,9 +430,10 @@ def test_r15_limits_hold_however_tasks_end(make_shop: MakeShop, run_worker: RunW
         return bool(left == 0)
 
     wait_until(ended, 25, lambda: f"all to end: {[task for task in shop.tasks() if task.finished_at is None]}")
-    assert (most["both"], most["cluster"]) == (3, 2)
+    assert (most["both"] <= 3, most["cluster"] <= 2) == (True, True), most
     # A place on a node is free once the handler has ended, so it is handlers that count there.
-    assert (peak["both", "second"], peak["node", "second"]) == (2, 1)
+    assert peak["both", "second"] <= 2
+    assert peak["node", "second"] == 1
 
 
 def test_r19_an_occurrence_is_there_while_all_slots_are_busy(shop: Shop, run_worker: RunWorker) -> None:
