@@ -53,7 +53,8 @@ def unknown(name: str, known: Iterable[str], prefix: str = "") -> str:
     """
     by_lower = {one.lower(): one for one in known}
     wanted = name.lower()
-    if close := get_close_matches(wanted, by_lower, n=1) or [one for one in by_lower if wanted and wanted in one]:
+    close = get_close_matches(wanted, by_lower) or [one for one in by_lower if wanted and wanted in one]
+    if close := sorted(close, key=lambda one: one[:2] != wanted[:2]):
         return f"unknown: did you mean {prefix}{by_lower[close[0]]}?"
     few = f"give {either(by_lower.values())}"
     return f"unknown: {few if len(by_lower) < 10 else 'remove it, or look its name up in the settings reference'}"

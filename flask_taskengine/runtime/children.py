@@ -109,7 +109,7 @@ class Child:
     def leave_desk(self) -> None:
         """Leave its numbers to the next one."""
         if self.desk is not None:
-            self.desk.pid.value = 0
+            self.desk.seated.value = self.desk.pid.value = 0
 
 
 class Place:

@@ -14,6 +14,8 @@ class Desk:
 
     pid: SharedNumber = field(default_factory=SharedNumber)
     """The child's, written by the supervisor; 0 while nobody sits there."""
+    seated: SharedNumber = field(default_factory=SharedNumber)
+    """1 from when the child has begun to write: what stands there before is another one's."""
     ready: SharedNumber = field(default_factory=SharedNumber)
     """1 while the child has a lease, so that it may claim."""
     cells: Cells = field(default_factory=Cells)

@@ -19,6 +19,7 @@ from ..engine.context import TaskContext
 from ..signals import namespace
 from .apart import Process
 from .database import STATEMENT_DEADLINE
+from .events import tell
 from .host import Host
 from .run import Phase, Run, ending_of_interrupt
 from .wire import from_claimed, from_schedule, hear_said, to_ending, to_outcome
@@ -175,7 +176,7 @@ class IsolatedRun(Run):
                 case "progress":
                     self.context.progress(message["done"], message["total"], message["note"])
                 case "event":
-                    self.host.announce(namespace[message["name"]], **message["fields"])
+                    tell(namespace[message["name"]], self.host, **message["fields"])
                 case "left":
                     with self._lock:
                         self._phase = Phase.ENDING

@@ -138,6 +138,7 @@ class Lookout:
         desk.ready.value = 0.0
         desk.cells.begin()
         self._show.enter(desk.cells)
+        desk.seated.value = 1.0
 
         def note(_: Any, **fields: Any) -> None:
             desk.ready.value = 1.0 if "concurrency" in fields else 0.0

@@ -11,6 +11,7 @@ from typing import Any
 from ..domain.outcome import Failure
 from ..signals import namespace
 from .channel import Channel
+from .events import tell
 from .host import Host
 
 Event = dict[str, Any]
@@ -71,4 +72,4 @@ def announce(host: Host, event: Event) -> None:
     fields = {name: value for name, value in event.items() if name not in ("name", "failure")}
     if event["failure"] is not None:
         fields["failure"] = Failure(**event["failure"])
-    host.announce(namespace[event["name"]], **fields)
+    tell(namespace[event["name"]], host, **fields)

@@ -14,6 +14,7 @@ from ..signals import node_joined, node_left, node_lost
 from .completer import Completer
 from .database import Database
 from .dispatcher import Dispatcher
+from .events import tell
 from .executor import Executor
 from .foreign import ForeignTypes
 from .healthwatch import HealthWatch
@@ -156,7 +157,7 @@ class Worker:
             return
         self.dispatcher.holding.clear()
         self.executor.lose()
-        self.host.announce(node_lost, node=node)
+        tell(node_lost, self.host, node=node)
         if self._stopping:
             _logger.warning("node %s has lost its lease while it stops; its running tasks are void", node)
             return
@@ -219,7 +220,7 @@ class Worker:
         except Exception as error:
             _logger.warning("the node's row could not be removed, it will expire: %s", error)
         if self._node is not None:
-            self.host.announce(node_left, node=self._node)
+            tell(node_left, self.host, node=self._node)
 
     def _joined(self, node: str) -> None:
         self._node = self.completer.node = self.dispatcher.node = self.rollcall.node = self.reaper.node = node
@@ -228,7 +229,7 @@ class Worker:
         if self._tell_joined is not None:
             self._tell_joined(node)
         self.scheduler.join(node)
-        self.host.announce(node_joined, node=node, label=self.membership.label, concurrency=self.options.concurrency)
+        tell(node_joined, self.host, node=node, label=self.membership.label, concurrency=self.options.concurrency)
         self.dispatcher.holding.set()
         self.dispatcher.wake()
 

@@ -80,7 +80,7 @@ class CellCollector(Collector):
         for desk in self._desks:
             for key, numbers in desk.cells.read().items():
                 name, *labels = json.loads(key)
-                if name not in gauges or desk.pid.value:
+                if name not in gauges or desk.seated.value:
                     of_metric = sums[name]
                     before = of_metric.get(tuple(labels), [0.0] * len(numbers))
                     of_metric[tuple(labels)] = [a + b for a, b in zip(before, numbers, strict=True)]

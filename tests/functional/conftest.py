@@ -43,7 +43,11 @@ class Scene:
     def worker(self, *options: str, **env: Any) -> WorkerProcess:
         """Start a worker; keywords are settings without their prefix."""
         settings = {key if key.startswith("SUPERVISED_") else f"FLASK_TASKENGINE_{key}": str(value) for key, value in env.items()}
-        worker = self._start_worker(SUPERVISED, *options, url=self.url, env=settings)
+        return self.start(SUPERVISED, *options, **settings)
+
+    def start(self, app: str, *options: str, **env: str) -> WorkerProcess:
+        """Start a worker of another host; keywords are environment variables."""
+        worker = self._start_worker(app, *options, url=self.url, env=env)
         self._processes.append(worker)
         return worker
 
