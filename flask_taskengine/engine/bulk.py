@@ -63,15 +63,24 @@ def preview(connection: sa.Connection, dialect: Dialect, only: Filter, act: Act)
     return Preview(number, exact=number < COUNTED, sample=sample)
 
 
-def batch(connection: sa.Connection, dialect: Dialect, only: Filter, act: Act, *, below: int | None, reset_attempts: bool = False) -> Batch:
-    """Do it to the next tasks, newest first, in the caller's transaction. Never commits.
+def batch(
+    connection: sa.Connection,
+    dialect: Dialect,
+    only: Filter,
+    act: Act,
+    *,
+    below: int | None,
+    most: int = BATCH,
+    reset_attempts: bool = False,
+) -> Batch:
+    """Do it to the next ``most`` tasks, newest first, in the caller's transaction. Never commits.
 
     A task whose status changes in between is judged by the one that it has then.
     """
     chosen = narrowed(only, act)
-    found = search.ids(connection, dialect, chosen, below=below, most=BATCH) if chosen is not None else []
+    found = search.ids(connection, dialect, chosen, below=below, most=most) if chosen is not None else []
     changed = act_on(connection, dialect, found, act, reset_attempts=reset_attempts) if found else 0
-    return Batch(changed, found[-1] if len(found) == BATCH else None)
+    return Batch(changed, found[-1] if len(found) == most else None)
 
 
 def act_on(connection: sa.Connection, dialect: Dialect, ids: Sequence[int], act: Act, *, reset_attempts: bool = False) -> int:
