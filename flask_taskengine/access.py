@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from flask import Request, Response, current_app
+from flask import Request, current_app
 from itsdangerous import BadSignature, Signer
+from werkzeug.wrappers import Response
 
 from .runtime.host import Host
 

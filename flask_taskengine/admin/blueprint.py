@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from flask import Blueprint
+from werkzeug.routing import PathConverter
 
 from ..access import harden
 from ..runtime.host import Host
@@ -13,11 +14,20 @@ from .describe import document
 from .pages import add_pages
 from .routing import Api, handler
 
+NAME = "taskengine_name"
 PARTS = (tasks.api, schedules.api, queues.api, about.api)
+
+
+class _NameConverter(PathConverter):
+    """Takes any text, slashes and line ends too: names of types and schedules are the app's."""
+
+    regex = r"[\s\S]+?"
+    part_isolating = False
 
 
 def make_blueprint(host: Host) -> Blueprint:
     """Return the blueprint of one app."""
+    host.app.url_map.converters[NAME] = _NameConverter
     blueprint = Blueprint("taskengine", __name__, template_folder="templates", static_folder="static", static_url_path="/static")
     about_itself = Api("about")
 
@@ -29,9 +39,7 @@ def make_blueprint(host: Host) -> Blueprint:
     for api in (*PARTS, about_itself):
         for call in api.calls:
             name = re.sub(r"\W+", "_", f"api_{call.method.lower()}_{call.path.strip('/')}")
-            # A name may have slashes in it.
-            rule = re.sub(r"{(task_type|name)}", r"<path:\1>", call.path)
-            rule = re.sub(r"{(\w+)}", r"<\1>", rule)
+            rule = re.sub(r"{(\w+)}", rf"<{NAME}:\1>", call.path)
             blueprint.add_url_rule(rule, name, handler(host, call), methods=[call.method])
     add_pages(blueprint, host)
     blueprint.after_request(harden)

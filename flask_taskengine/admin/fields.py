@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from marshmallow import Schema, ValidationError, fields, post_load, validate
 
 from ..domain.states import TaskStatus
 from ..engine.bulk import BATCH
+from ..engine.enqueue import is_in_range
 from ..store.search import Filter
 
 _INT32 = 2**31 - 1
@@ -44,7 +46,12 @@ def whole(least: int, most: int, **options: Any) -> fields.Integer:
 
 def moment(**options: Any) -> fields.AwareDateTime:
     """Return a field for a time with a time zone."""
-    return fields.AwareDateTime(format="iso", **options)
+    return fields.AwareDateTime(format="iso", validate=_tellable, **options)
+
+
+def _tellable(when: datetime) -> None:
+    if not is_in_range(when):
+        raise ValidationError("in UTC this time lies outside of the years 1 to 9999")
 
 
 class Several(fields.List[Any]):

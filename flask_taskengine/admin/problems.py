@@ -8,9 +8,9 @@ from http import HTTPStatus
 from typing import Any
 
 import sqlalchemy as sa
-from flask import Response
 from marshmallow import ValidationError
 from werkzeug.exceptions import HTTPException
+from werkzeug.wrappers import Response
 
 from ..access import Refused
 from ..domain.errors import (

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, NoReturn
 
-from flask import Response, request
+from flask import request
 from marshmallow import RAISE, Schema, ValidationError
 from webargs.flaskparser import FlaskParser
+from werkzeug.wrappers import Response
 
 from .. import access
 from ..access import Action
