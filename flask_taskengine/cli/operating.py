@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -134,18 +135,18 @@ def _screen(host: Host, t: Transaction) -> str:
     state = t.dialect.queue_state(t.connection, host.settings.lease)
     ended = overview.lately(t.connection, t.tables, _MINUTE).ended
     alive = nodes.alive(t.connection, t.tables, host.settings.lease)
-    counts = insight.by_type(ended)
     rows = []
-    for name in sorted({*state.pending, *state.running, *counts, *(state.paused - {EVERYTHING})}):
+    for name in sorted({*state.pending, *state.running, *(one.type for one in ended), *(state.paused - {EVERYTHING})}):
         of_type = [one for one in ended if one.type == name]
+        counts = Counter(one.status for one in of_type)
         rows.append(
             (
                 f"{name} (paused)" if {name, EVERYTHING} & state.paused else name,
                 state.pending.get(name, 0),
                 span(state.due_for[name]) if name in state.due_for else "-",
                 state.running.get(name, 0),
-                counts.get(name, {}).get(TaskStatus.SUCCEEDED, 0),
-                counts.get(name, {}).get(TaskStatus.DEAD, 0) + counts.get(name, {}).get(TaskStatus.FAILED, 0),
+                counts[TaskStatus.SUCCEEDED],
+                counts[TaskStatus.DEAD] + counts[TaskStatus.FAILED],
                 _seconds(insight.percentiles(one.waited for one in of_type).p95),
                 _seconds(insight.percentiles(one.ran for one in of_type).p95),
             )
@@ -154,9 +155,8 @@ def _screen(host: Host, t: Transaction) -> str:
     slots = sum(node["concurrency"] for node in alive)
     head = f"{t.now().astimezone():%H:%M:%S}  {len(alive)} nodes, {sum(state.running.values())} of {slots} slots in use"
     warnings = health.warnings(health.health_figures(t.connection, t.dialect))
-    return "\n".join(
-        [head, "", table(headers, rows, numbers=headers[1:]) if rows else "nothing to do", *(f"\n! {one}" for one in warnings)]
-    )
+    shown = table(headers, rows, numbers=headers[1:]) if rows else "nothing to do"
+    return "\n".join([head, "", shown, *(f"\n! {one}" for one in warnings)])
 
 
 def _seconds(value: float | None) -> str:
