@@ -149,9 +149,10 @@ def csrf_token(request: Request) -> str:
     return cookie if cookie and _genuine(cookie) else _signer().sign(secrets.token_urlsafe(16)).decode()
 
 
-def set_csrf_cookie(response: Response, token: str, *, secure: bool, path: str) -> None:
-    """Keep the token in the browser."""
-    response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", secure=secure, path=path)
+def set_csrf_cookie(host: Host, request: Request, response: Response, token: str) -> None:
+    """Keep the token in the browser, for these pages alone."""
+    path = f"{request.script_root}{host.settings.api_url_prefix}" or "/"
+    response.set_cookie(CSRF_COOKIE, token, httponly=True, samesite="Strict", secure=request.is_secure, path=path)
 
 
 def _genuine(token: str) -> bool:

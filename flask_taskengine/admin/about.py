@@ -39,5 +39,5 @@ def csrf(at: Work) -> Any:
     """Give a browser session the token which its other requests send as `X-CSRF-Token`."""
     token = csrf_token(request)
     answer = Response(f'{{"csrf_token": "{token}"}}', mimetype="application/json")
-    set_csrf_cookie(answer, token, secure=request.is_secure, path=at.host.settings.api_url_prefix or "/")
+    set_csrf_cookie(at.host, request, answer, token)
     return answer
