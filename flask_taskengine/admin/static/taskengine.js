@@ -4,6 +4,7 @@ const EVERY = 4000;
 const UNDO = 5000;
 let held = null;
 let timer = 0;
+let hiding = 0;
 
 // --- live: fetch the page again and put in what has changed, while the tab can be seen and nobody is at work in it ---
 
@@ -35,7 +36,9 @@ schedule();
 
 function toast(text, undo) {
   const box = document.getElementById("toast");
+  clearTimeout(hiding);
   box.replaceChildren(document.createTextNode(text));
+  box.hidden = false;
   if (undo) {
     const button = document.createElement("button");
     button.type = "button";
@@ -43,8 +46,9 @@ function toast(text, undo) {
     button.addEventListener("click", undo);
     box.append(button);
     button.focus();
+  } else {
+    hiding = setTimeout(() => { box.hidden = true; }, UNDO);
   }
-  box.hidden = false;
 }
 
 document.addEventListener("submit", (event) => {
@@ -53,9 +57,9 @@ document.addEventListener("submit", (event) => {
   const every = form.elements.scope && form.elements.scope.value === "all" && !form.elements.confirmed;
   if (every) return;
   event.preventDefault();
-  if (form.id === "bulk" && form.querySelector("input[name=id]:checked") === null) {
+  // Not form.id, which is the boxes of that name.
+  if (form.getAttribute("id") === "bulk" && form.querySelector("input[name=id]:checked") === null) {
     toast("No task is ticked.");
-    setTimeout(() => { document.getElementById("toast").hidden = true; }, UNDO);
     return;
   }
   const act = (form.elements.act && form.elements.act.value) || (event.submitter && event.submitter.textContent) || "change";
@@ -64,7 +68,6 @@ document.addEventListener("submit", (event) => {
     clearTimeout(held);
     held = null;
     toast("Nothing was changed.");
-    setTimeout(() => { document.getElementById("toast").hidden = true; }, UNDO);
   });
 });
 
