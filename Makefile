@@ -52,7 +52,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 $(FOR_DEMO): pyproject.toml | $(BIN)/python
-	$(PIP_INSTALL) '.[postgresql]'
+	$(PIP_INSTALL) '.[postgresql,admin]'
 	@touch $@
 
 $(FOR_TESTS): pyproject.toml | $(BIN)/python

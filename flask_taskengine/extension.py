@@ -11,41 +11,39 @@ from typing import Any, Literal, ParamSpec, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
-from blinker import NamedSignal
 from flask import Flask, Response, appcontext_pushed, current_app, has_app_context
 from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy.orm import Session, scoped_session
 from werkzeug.exceptions import HTTPException
 
+from . import admin, health
+from .access import Guarded
 from .domain.durations import seconds
 from .domain.errors import InvalidArgument
 from .domain.limits import Limits
 from .domain.retry import RetryPolicy
 from .domain.schedule import Timing
-from .domain.states import TaskStatus
-from .domain.task import Enqueued, NewTask, Task, TaskFunction
+from .domain.task import Enqueued, NewTask, TaskFunction
 from .engine import enqueue as enqueueing
-from .engine import explain as explaining
-from .engine import manage, outbox
-from .engine.explain import Explanation
+from .engine import outbox
 from .engine.payload import plain_codec
 from .engine.processor import TaskProcessor, processor_from_function, processor_from_object
 from .engine.registry import Registry
+from .managing import ManagingVerbs, Where
 from .runtime.host import Host, Write
 from .runtime.reactions import ReactionDecorators, Reactions
 from .schedules import DeclareOptions, Function, Schedules
 from .settings import Settings
-from .signals import task_cancelled, task_deduplicated, task_enqueued, task_requeued
-from .store import migrations, tasks
+from .signals import task_deduplicated, task_enqueued
+from .store import migrations
 from .store.dialects.base import Dialect
 from .telemetry import switch_on
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Where = scoped_session[Any] | Session | sa.Connection
 
 
-class TaskEngine(ReactionDecorators):
+class TaskEngine(ManagingVerbs, ReactionDecorators, Guarded):
     """Durable tasks in the app's own database.
 
     Every verb works on ``db.session``, or on the Session or Connection given as ``session=``, inside the caller's
@@ -70,6 +68,7 @@ class TaskEngine(ReactionDecorators):
     ) -> None:
         self.registry = Registry()
         self.reactions = Reactions()
+        self.guard = None
         self.schedules = Schedules(self.registry, self._host, self._reach, self._note_run)
         """What can be done to schedules."""
         self.executor_factory = executor_factory
@@ -97,6 +96,10 @@ class TaskEngine(ReactionDecorators):
         app.extensions["taskengine"] = self
         migrations.hide_from_autogenerate(host.names)
         switch_on(host)
+        if settings.health_enabled:
+            health.serve(host)
+        if settings.api_enabled:
+            admin.serve(host)
         app.after_request(self._forgive_response)
         app.teardown_request(self._forgive_error)
         if "sqlalchemy" in app.extensions:
@@ -267,72 +270,6 @@ class TaskEngine(ReactionDecorators):
 
     def _note_run(self, session: Where | None, made: Enqueued, task_type: str) -> None:
         self._note(self._host(), self._reach(session)[0], [made], [task_type])
-
-    # --- single tasks -------------------------------------------------------------------------------------------------
-
-    def get(self, task_id: int, *, session: Where | None = None) -> Task | None:
-        """Read a task in the caller's transaction; None where there is no such task."""
-        _, connection, dialect = self._target(self._host(), session)
-        return tasks.get(connection, dialect.tables, task_id)
-
-    def explain(self, task_id: int, *, session: Where | None = None) -> Explanation:
-        """Say in words why a task is not running, or what state it is in; reads only, in the caller's transaction. Never commits.
-
-        Raises:
-            TaskNotFound: no such task.
-        """
-        host = self._host()
-        _, connection, dialect = self._target(host, session)
-        return explaining.explain(connection, dialect, host.settings, host.registry, task_id)
-
-    def retry(self, task_id: int, *, reset_attempts: bool = False, session: Where | None = None) -> None:
-        """Put a DEAD, FAILED or CANCELLED task back to PENDING; an exhausted one runs at least once more. Never commits.
-
-        Raises:
-            TaskNotFound: no such task.
-            TaskStateError: it has another status.
-        """
-        target, connection, dialect = self._target(self._host(), session)
-        manage.retry(connection, dialect.tables, task_id, reset_attempts=reset_attempts)
-        self._announce_later(target, dialect, task_requeued, task_id, reason="retry", duration=None)
-
-    def cancel(self, task_id: int, *, session: Where | None = None) -> TaskStatus:
-        """Cancel a task in the caller's transaction; a running one is asked to end and stays RUNNING until it has. Never commits.
-
-        Returns:
-            CANCELLED, or RUNNING where the handler has yet to end.
-
-        Raises:
-            TaskNotFound: no such task.
-            TaskStateError: it has already ended.
-        """
-        target, connection, dialect = self._target(self._host(), session)
-        status = manage.cancel(connection, dialect.tables, task_id)
-        if status is TaskStatus.RUNNING:
-            dialect.wake(connection)  # The node that runs it looks for cancel requests too.
-        else:
-            self._announce_later(target, dialect, task_cancelled, task_id, duration=None)
-        return status
-
-    def _announce_later(self, target: Where, dialect: Dialect, signal: NamedSignal, task_id: int, **fields: Any) -> None:
-        """Announce what was done to a task once the session's transaction has committed."""
-        host = self._host()
-        if not host.hears(signal) or not isinstance(target, Session):
-            return
-        task = tasks.get(target.connection(), dialect.tables, task_id)
-        if task is not None:
-            fields |= {"task_id": task_id, "task_type": task.type, "attempt": task.attempts, "token": task.claims, "node": None}
-            outbox.note(target, lambda: host.announce(signal, **fields))
-
-    def delete(self, task_id: int, *, session: Where | None = None) -> None:
-        """Remove a task that is not RUNNING, in the caller's transaction. Never commits.
-
-        Raises:
-            TaskNotFound: no such task.
-            TaskStateError: it is RUNNING.
-        """
-        _, connection, dialect = self._target(self._host(), session)
-        manage.delete(connection, dialect.tables, task_id)
 
     # --- schema -------------------------------------------------------------------------------------------------------
 

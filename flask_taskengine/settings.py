@@ -105,6 +105,12 @@ class Settings:
     api_unprotected: bool = _setting(False, flag, "True: everybody may use the API, without a guard function or a token.")
     redact: tuple[str, ...] = _setting((), names, "Payload fields that are shown as `***`.")
     health_enabled: bool = _setting(True, flag, "Serve the health route, also while the API is off.")
+    health_min_workers: int = _setting(0, whole(0), "The health route answers 503 while fewer live workers than this are known.")
+    health_max_due_age: float | None = _setting(
+        None,
+        optional(seconds, "to warn only"),
+        "The health route answers 503 while a task is due for longer; None warns only.",
+    )
     tracing: Literal[False, "child", "link"] = _setting(
         False,
         off_or("child", "link"),

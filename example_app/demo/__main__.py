@@ -41,7 +41,8 @@ def run_until_interrupted() -> int:
     FOLDER.mkdir(exist_ok=True)
     with Programs(environment(FOLDER)) as programs:
         address = start_web(programs, FOLDER)
-        click.echo(f"\n  The shop:  {address}\n  Its data:  {where(FOLDER)}\n  Ctrl-C stops it. This is what the worker does:\n")
+        click.echo(f"\n  The shop:   {address}\n  Its tasks:  {address.rstrip('/')}/taskengine/\n  Its data:   {where(FOLDER)}")
+        click.echo("  Ctrl-C stops it. This is what the worker does:\n")
         programs.start("taskengine", "worker")
         while True:
             programs.wait(1.0)

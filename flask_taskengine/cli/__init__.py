@@ -9,6 +9,7 @@ from .deployment import check, migrate
 from .enqueueing import enqueue
 from .explaining import why
 from .looking import list_, show, stats
+from .operating import bulk, pause, resume, top
 from .pruning import prune
 from .schedules import schedules
 from .worker import worker
@@ -21,5 +22,25 @@ def taskengine() -> None:
     """Durable tasks in the app's own database."""
 
 
-for _command in (worker, migrate, check, enqueue, list_, show, why, retry, retry_dead, cancel, delete, prune, stats, schedules):
+_COMMANDS = (
+    worker,
+    migrate,
+    check,
+    enqueue,
+    list_,
+    show,
+    why,
+    retry,
+    retry_dead,
+    cancel,
+    delete,
+    bulk,
+    pause,
+    resume,
+    prune,
+    stats,
+    top,
+    schedules,
+)
+for _command in _COMMANDS:
     taskengine.add_command(_command)

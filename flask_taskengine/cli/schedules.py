@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from ..engine.presentation import plain, redacted
+from ..engine.presentation import plain, schedule_fields
 from ..engine.scheduled import Schedule
 from .command import answer, command, current_host, json_option, transaction
 from .enqueueing import when_option
@@ -54,7 +54,7 @@ def list_(as_json: bool) -> None:
         for one in found
     ]
     text = table(headers, rows, numbers=("RUNS", "FAILED SINCE")) if rows else "no schedules"
-    answer(as_json, [_fields(one, host.settings.redact) for one in found], text)
+    answer(as_json, [schedule_fields(one, host.settings.redact) for one in found], text)
 
 
 @command()
@@ -69,7 +69,7 @@ def show(name: str, as_json: bool) -> None:
     with transaction(host) as t:
         one = host.sender.schedules.get(name)
         now = t.now()
-    answer(as_json, _fields(one, host.settings.redact), _described(one, now, host.settings.redact))
+    answer(as_json, schedule_fields(one, host.settings.redact), _described(one, now, host.settings.redact))
 
 
 @command()
@@ -174,14 +174,7 @@ def _changed(verb: str, name: str, as_json: bool, done: str, *arguments: Any) ->
     with transaction(host) as t:
         one = getattr(host.sender.schedules, verb)(name, *arguments)
         now = t.now()
-    answer(as_json, _fields(one, host.settings.redact), f"schedule {name} {done}; its next time is {moment(one.next_at, now)}")
-
-
-def _fields(one: Schedule, redact: Any) -> dict[str, Any]:
-    shown = {name: plain(getattr(one, name)) for name in Schedule.__dataclass_fields__}
-    definition = None if one.definition is None else one.definition.form()
-    hidden = {name: redacted(shown[name], redact) for name in ("payload", "state")}
-    return shown | hidden | {"definition": definition}
+    answer(as_json, schedule_fields(one, host.settings.redact), f"schedule {name} {done}; its next time is {moment(one.next_at, now)}")
 
 
 def _when(one: Schedule) -> str:
@@ -197,7 +190,7 @@ def _status(one: Schedule) -> str:
 
 
 def _described(one: Schedule, now: datetime, redact: Any) -> str:
-    fields = _fields(one, redact)
+    fields = schedule_fields(one, redact)
     definition = one.definition
     pairs = [
         ("name", one.name),

@@ -59,6 +59,8 @@ class Task:
     last_error: str | None = field(repr=False)
     trace_context: dict[str, str] | None = field(repr=False, hash=False)
     result: Any = field(repr=False, hash=False)
+    progress: dict[str, Any] | None = field(repr=False, hash=False)
+    """What the handler last said of how far it is: ``done``, ``total``, ``note``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class TaskContext:
     logger: logging.LoggerAdapter[logging.Logger] = field(init=False)
     cancel_event: threading.Event = field(default_factory=threading.Event, repr=False)
     lease_lost_event: threading.Event = field(default_factory=threading.Event, repr=False)
-    on_progress: Callable[[int, float, float | None, str | None], None] | None = field(default=None, repr=False)
+    on_progress: Callable[[int, int, float, float | None, str | None], None] | None = field(default=None, repr=False)
+    """Takes the id, the token and the report."""
 
     def __post_init__(self) -> None:
         extra = {"task_id": self.task_id, "task_type": self.type, "attempt": self.attempt}
@@ -52,9 +53,15 @@ class TaskContext:
         return self.lease_lost_event.is_set()
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Report how far the handler is, outside its transaction; stored at most once a second."""
+        """Report how far the handler is; kept outside its transaction, at most once a second. Call it as often as you like.
+
+        Args:
+            done: so much of the work, in any unit.
+            total: all of it, in the same unit; None where that is not known.
+            note: a few words for whoever watches.
+        """
         if self.on_progress is not None:
-            self.on_progress(self.task_id, done, total, note)
+            self.on_progress(self.task_id, self.token, done, total, note)
 
 
 running: ContextVar[TaskContext] = ContextVar("flask_taskengine_running")

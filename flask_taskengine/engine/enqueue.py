@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,7 +96,11 @@ def prepared(new: NewTask, codec: PayloadCodec, max_payload: int) -> NewTask:
         PayloadError: the payload can not be written, or is larger than ``max_payload`` bytes.
     """
     _check(new)
-    return replace(new, payload=codec.dump(new.payload, max_payload))
+    payload = codec.dump(new.payload, max_payload)
+    if new.available_at is None:
+        return replace(new, payload=payload)
+    # PostgreSQL knows no time zone as far from UTC as Python does.
+    return replace(new, payload=payload, available_at=new.available_at.astimezone(UTC))
 
 
 def _check(new: NewTask) -> None:
@@ -114,11 +118,22 @@ def _check(new: NewTask) -> None:
         raise InvalidArgument(f"the time to run at is {when!r}: give an aware datetime")
     if when is not None and when.tzinfo is None:
         raise InvalidArgument(f"the time to run at, {when.isoformat()}, has no time zone: give an aware datetime")
+    if when is not None and not is_in_range(when):
+        raise InvalidArgument(f"the time to run at, {when.isoformat()}, lies outside of the years 1 to 9999 in UTC")
 
 
 def _check_int(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _INT32:
         raise InvalidArgument(f"{name} is {value!r}: give a whole number from {least} to {_INT32}")
+
+
+def is_in_range(when: datetime) -> bool:
+    """Say whether a time can be told in UTC."""
+    try:
+        when.astimezone(UTC)
+    except OverflowError:
+        return False
+    return True
 
 
 def _is_storable(text: str) -> bool:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ..domain.task import Task, Unreadable
+from .scheduled import Schedule
 
 HIDDEN = "***"
 
@@ -23,6 +24,13 @@ def task_fields(task: Task, redact: Collection[str] = ()) -> dict[str, Any]:
     """
     shown = {name: plain(getattr(task, name)) for name in _NAMES}
     return shown | {name: redacted(shown[name], redact) for name in _FROM_THE_HOST}
+
+
+def schedule_fields(schedule: Schedule, redact: Collection[str] = ()) -> dict[str, Any]:
+    """Return what there is to say of a schedule as JSON values."""
+    shown = {one.name: plain(getattr(schedule, one.name)) for one in fields(Schedule)}
+    hidden = {name: redacted(shown[name], redact) for name in ("payload", "state")}
+    return shown | hidden | {"definition": None if schedule.definition is None else schedule.definition.form()}
 
 
 def plain(value: Any) -> Any:

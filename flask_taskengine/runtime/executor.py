@@ -87,6 +87,8 @@ class Executor:
         self.abandoned = 0
         self.on_start: Callable[[], None] = _nothing
         """Called before a task is handed to its thread."""
+        self.on_progress: Callable[[int, int, float, float | None, str | None], None] | None = None
+        """Takes what handlers say of how far they are."""
         self.may_begin: Callable[[Claimed], ScheduleContext | None] = lambda _: None
         """Asked before each run: the occurrences of a schedule run one at a time."""
 
@@ -122,6 +124,7 @@ class Executor:
             idempotency_key=task.idempotency_key,
             enqueued_at=task.created_at,
             deadline=None if timeout is None else time.monotonic() + timeout,
+            on_progress=self.on_progress,
         )
 
     # --- run: one screen of named steps -------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class _Progress:
         self._unsent: dict[str, Any] | None = None
         self._sent_at = float("-inf")
 
-    def report(self, task_id: int, done: float, total: float | None, note: str | None) -> None:
+    def report(self, task_id: int, token: int, done: float, total: float | None, note: str | None) -> None:
         self._unsent = {"done": done, "total": total, "note": note and note[:_NOTE_LIMIT]}
         if time.monotonic() - self._sent_at >= _REPORT_EVERY:
             self.flush()

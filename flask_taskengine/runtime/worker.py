@@ -24,6 +24,7 @@ from .isolation import Isolation, can_not_isolate, isolated_types
 from .membership import Membership
 from .notifier import Notifier
 from .pool import ThreadPool
+from .progress import ProgressBoard
 from .pruner import Pruner
 from .reaper import Reaper
 from .rollcall import RollCall
@@ -102,6 +103,8 @@ class Worker:
         self.executor = Executor(self.database, self.completer, self.slots, self._pool, options.types, isolation)
         self.dispatcher = Dispatcher(self.database, self.slots, self.executor.start, options.types)
         self.dispatcher.recorded = lambda: not self.completer.waiting and self.scheduler.nothing_due.is_set()
+        self.progress = ProgressBoard(self.database)
+        self.executor.on_progress = self.progress.report
         self.rollcall = RollCall(self.database, self.executor, self.completer, host.settings.heartbeat_interval)
         self.scheduler = Scheduler(self.database, self.dispatcher.types, self.dispatcher.wake)
         self.executor.may_begin = self.scheduler.may_begin
@@ -185,6 +188,7 @@ class Worker:
         self.executor.stop(timeout)
         if self._isolation is not None:
             self._isolation.stop()
+        self.progress.stop()
         recorded = self.completer.stop(_RECORD_WITHIN)
         for part in (self.health, self.pruner, self.foreign, self.reaper, self.notifier, self.rollcall):
             part.stop()

@@ -159,6 +159,7 @@ class Tables:
             sa.Column("last_error", sa.Text),
             sa.Column("trace_context", JsonText()),
             sa.Column("result", JsonText()),
+            sa.Column("progress", JsonText()),
             sa.CheckConstraint(
                 f"finished_at IS NULL AND status IN ({live_names}) OR finished_at IS NOT NULL AND status IN ({ended_names})",
                 name=f"{name}_status_known",

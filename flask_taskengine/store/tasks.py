@@ -59,6 +59,14 @@ def newest(
     return [_task(row) for row in connection.execute(statement)]
 
 
+def select(
+    connection: sa.Connection, tables: Tables, where: Sequence[sa.ColumnElement[bool]], *, limit: int, offset: int = 0
+) -> list[Task]:
+    """Read the tasks that meet all conditions, newest first."""
+    statement = _select(tables).where(*where).order_by(tables.task.c.id.desc()).limit(limit).offset(offset)
+    return [_task(row) for row in connection.execute(statement)]
+
+
 def counts(connection: sa.Connection, tables: Tables) -> list[tuple[str, TaskStatus, int]]:
     """Count the tasks by type and status."""
     c = tables.task.c
@@ -117,6 +125,13 @@ def _written(tables: Tables, outcome: Outcome) -> dict[str, Any]:
     if outcome.result is not None:
         written["result"] = outcome.result
     return written
+
+
+def set_progress(connection: sa.Connection, tables: Tables, task_id: int, claims: int, progress: str) -> None:
+    """Keep how far an attempt is, as JSON text; nothing is written where it no longer holds its task."""
+    c = tables.task.c
+    one = (c.id == task_id, c.claims == claims, c.status == sa.literal_column("'RUNNING'"))
+    connection.execute(sa.update(tables.task).where(*one).values(progress=progress))
 
 
 def hold(connection: sa.Connection, tables: Tables, task_id: int, claims: int) -> bool:

@@ -15,6 +15,9 @@ BigInt = sa.BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
 """SQLite gives automatic ids to INTEGER only; it holds 64 bits there too."""
 
 
+_LAST = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+
+
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
     """An aware datetime, in UTC when read. SQLite keeps text in the form of its own ``strftime``, to the millisecond."""
 
@@ -40,8 +43,8 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
         value = value.astimezone(UTC)
         if dialect.name == "sqlite":
             # Rounded up: a task must never start before its time.
-            value += timedelta(microseconds=-value.microsecond % 1000)
-            return value.strftime("%Y-%m-%d %H:%M:%S.") + f"{value.microsecond // 1000:03d}"
+            value = min(value, _LAST) + timedelta(microseconds=-min(value, _LAST).microsecond % 1000)
+            return value.replace(tzinfo=None).isoformat(" ", "milliseconds")
         if dialect.name in ("mysql", "mariadb"):
             return value.replace(tzinfo=None)
         return value

@@ -77,6 +77,7 @@ def create_task(names: Any, now: sa.TextClause) -> None:
         sa.Column("last_error", sa.Text),
         sa.Column("trace_context", JSON),
         sa.Column("result", JSON),
+        sa.Column("progress", JSON),
         sa.PrimaryKeyConstraint("id", name=f"{names.task}_pkey"),
         sa.CheckConstraint(
             "finished_at IS NULL AND status IN ('PENDING', 'RUNNING')"
@@ -110,6 +111,7 @@ def create_task(names: Any, now: sa.TextClause) -> None:
         sa.Column("last_error", sa.Text),
         sa.Column("trace_context", JSON),
         sa.Column("result", JSON),
+        sa.Column("progress", JSON),
         sa.Column("archived_at", MOMENT, nullable=False, server_default=now),
         schema=names.schema,
     )

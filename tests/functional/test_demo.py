@@ -174,7 +174,7 @@ def _children(process: Process) -> list[psutil.Process]:
 
 def _get(address: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=10)
-    connection.request("GET", "/")
+    connection.request("GET", urlsplit(address).path or "/")
     return connection.getresponse().read().decode()
 
 
@@ -205,6 +205,7 @@ def test_ctrl_c_ends_the_demo_and_leaves_no_process(tmp_path: Path, demo: Any) -
     process = demo(SHOP_FOLDER=str(tmp_path))
     address = process.wait_for_log(r"The shop:\s+(http://\S+)", 60)[1]
     assert "Place an order" in _get(address)
+    assert "<h1>Overview</h1>" in _get(process.wait_for_log(r"Its tasks:\s+(http://\S+)")[1])
     children = wait_until(lambda: _children(process)[1:] and _children(process), 30, "the web app and the worker")
     assert process.terminate(signal.SIGINT, 60) == 0, process.log
     assert "are stopped" in process.log

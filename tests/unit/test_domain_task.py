@@ -33,6 +33,7 @@ def test_a_task_shows_no_payload() -> None:
         last_error="the secret is out",
         trace_context={"a": "b"},
         result=["secret"],
+        progress=None,
     )
     assert hash(task) == hash(copy.deepcopy(task))
     assert task == copy.deepcopy(task)

@@ -75,6 +75,8 @@ def test_an_app_without_settings_has_the_defaults_of_the_design() -> None:
         "api_unprotected": False,
         "redact": (),
         "health_enabled": True,
+        "health_min_workers": 0,
+        "health_max_due_age": None,
         "tracing": False,
         "metrics": False,
         "table_prefix": "taskengine_",

@@ -127,6 +127,10 @@ class Dialect(ABC):
         """Return every type with PENDING tasks, paused or not, and the seconds until its earliest is due."""
 
     @abstractmethod
+    def payload_has(self, path: Sequence[str], value: Any) -> sa.ColumnElement[bool]:
+        """Return the condition that the value at this path inside the payload is this one: a text, number, boolean or None."""
+
+    @abstractmethod
     def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
         """Count the due tasks of these types that are claimed before a PENDING task; at most ``most``."""
 
@@ -192,6 +196,9 @@ class Dialect(ABC):
     @abstractmethod
     def sever(self, driver: Any) -> None:
         """End the statement that a driver connection is in, from another thread, even where the network is gone."""
+
+    def wait_shortly(self, connection: sa.Connection) -> None:  # noqa: B027 - a server lets others write beside a long transaction
+        """Let statements on this connection fail soon where another transaction has the lock on the whole database."""
 
     def lock_limits(self, connection: sa.Connection, types: Sequence[str]) -> None:  # noqa: B027 - a single writer needs no lock
         """Hold until the end of the transaction the right to claim tasks of these cluster-limited types."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from ...domain.errors import ConfigError
@@ -211,6 +212,10 @@ class PostgreSQL(Dialect):
             " SELECT type FROM known WHERE type IS NOT NULL) k"
         )
         return self._waits(connection, wait_statement(self.task, known), {})
+
+    def payload_has(self, path: Sequence[str], value: Any) -> sa.ColumnElement[bool]:
+        inside = self.tables.task.c.payload.op("#>")(sa.cast(list(path), ARRAY(sa.Text)))
+        return inside == sa.cast(sa.literal(json.dumps(value), sa.Text), JSONB)
 
     @staticmethod
     def _waits(connection: sa.Connection, statement: str, parameters: dict[str, Any]) -> dict[str, float]:

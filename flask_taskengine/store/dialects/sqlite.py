@@ -190,6 +190,9 @@ class SQLite(Dialect):
         with suppress(sqlite3.ProgrammingError):  # closed in between
             driver.interrupt()
 
+    def wait_shortly(self, connection: sa.Connection) -> None:
+        connection.exec_driver_sql("PRAGMA busy_timeout = 200")
+
     def sever(self, driver: Any) -> None:
         self.cancel_statement(driver)
 
@@ -209,6 +212,15 @@ class SQLite(Dialect):
             f" FROM {self.task} WHERE status = 'PENDING' AND finished_at IS NULL {condition} GROUP BY type"
         )
         return {task_type: wait for task_type, wait in connection.exec_driver_sql(statement, parameters)}
+
+    def payload_has(self, path: Sequence[str], value: Any) -> sa.ColumnElement[bool]:
+        text = sa.type_coerce(self.tables.task.c.payload, sa.Text)
+        where = "$" + "".join(f'."{name}"' for name in path)
+        kind = {bool: str(value).lower(), type(None): "null", str: "text"}.get(type(value), "number")
+        stored = sa.func.coalesce(sa.func.nullif(sa.func.json_type(text, where), "integer"), "number")
+        same_kind = sa.func.replace(stored, "real", "number") == kind
+        has = sa.and_(sa.func.json_type(text, where).is_not(None), same_kind)
+        return has if kind in ("true", "false", "null") else sa.and_(has, sa.func.json_extract(text, where) == value)
 
     def ahead(self, connection: sa.Connection, task: Task, types: Sequence[str], most: int) -> int:
         chosen = types[:_MOST_ARMS]
