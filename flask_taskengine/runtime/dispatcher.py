@@ -62,13 +62,14 @@ class Dispatcher:
         self._lingering = False
         self._full_at: set[str] = set()
         self._next_full_round = 0.0
+        self._woken = False
 
     def start(self) -> None:
         self._loop.start()
 
     def wake(self) -> None:
         """Look now: something may be due."""
-        self._next_full_round = 0.0
+        self._woken = True
         self._loop.wake()
 
     def slot_freed(self, task_type: str) -> None:
@@ -113,8 +114,10 @@ class Dispatcher:
                 self.drained.set()
             return None
         left = self._next_full_round - time.monotonic()
-        if left > 0 and self._full_at and not self._has_room_again(rooms):
+        if left > 0 and not self._woken and self._full_at and not self._has_room_again(rooms):
             return min(left, SATURATED_RECHECK)
+        # Before the look, so that a wake-up during it leads to another one.
+        self._woken = False
         began = time.monotonic()
         claimed, rooms = self._claim(rooms, free)
         tell(claim_made, self._host, node=self.node, duration=time.monotonic() - began, claimed=len(claimed))

@@ -73,7 +73,7 @@ def test_r10_nothing_is_left_for_the_next_task(shop: Shop, run_worker: RunWorker
 
 
 def test_r10_a_poisoned_session_stays_with_its_task(make_shop: MakeShop, run_worker: RunWorker) -> None:
-    """A failed flush, also one that the handler hides, fails its own task only (faults 107)."""
+    """A failed flush, also one that the handler hides, fails its own task only (faults P107)."""
     shop = make_shop(**ONE_CONNECTION)
     shop.sql("INSERT INTO effect (id, name) VALUES (1, 'there')")
 
@@ -147,7 +147,7 @@ def test_r10_a_broken_connection_stays_with_its_task(make_shop: MakeShop, run_wo
 
 
 def test_r10_a_nested_app_context_has_its_own_session(shop: Shop, run_worker: RunWorker) -> None:
-    """A context that the handler opens and closes takes nothing away from the task's own session (faults 143)."""
+    """A context that the handler opens and closes takes nothing away from the task's own session (faults P143)."""
 
     @shop.engine.task("nested")
     def nested(payload: Any) -> None:

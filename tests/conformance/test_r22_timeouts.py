@@ -76,7 +76,7 @@ def test_r22_a_thread_that_computes_is_interrupted(shop: Shop, run_worker: RunWo
 
 
 def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, run_worker: RunWorker, events: Events) -> None:
-    """The one slot serves the next task while the blocked thread still hangs, whose late end changes nothing (faults 115)."""
+    """The one slot serves the next task while the blocked thread still hangs, whose late end changes nothing (faults P115)."""
     release = threading.Event()
     inside = threading.Event()
 
@@ -345,7 +345,7 @@ def test_r22_all_types_stop_within_one_grace_period(make_shop: MakeShop, run_wor
 
 
 def test_r22_nothing_is_issued_after_stop(shop: Shop, run_worker: RunWorker) -> None:
-    """A second ``stop`` returns the same, and no statement follows the first (faults 53, 110)."""
+    """A second ``stop`` returns the same, and no statement follows the first (faults P53, 110)."""
     seen: list[str] = []
 
     @shop.engine.task("idle")

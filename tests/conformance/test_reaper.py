@@ -340,7 +340,7 @@ def test_r12_expired_node_reaps_nobody(cluster: Cluster) -> None:
 
 
 def test_r12_names_of_dead_nodes_are_removed_after_a_day(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of short-lived workers leave no rows behind for ever (faults 152)."""
+    """Thousands of short-lived workers leave no rows behind for ever (faults P152)."""
     monkeypatch.setattr(reaper, "_FORGET_EVERY", 1)
     for name, silent in [("old", 90_000), ("recent", 3600)]:
         cluster.node(name, silent=silent)

@@ -56,7 +56,7 @@ def starts(server: Process) -> list[str]:
     "options", [(), ("--preload",), ("--worker-class", "gthread", "--threads", "2")], ids=["sync", "preload", "gthread"]
 )
 def test_r2_embedded_worker_runs_once_under_gunicorn(sqlite_scene: Scene, options: tuple[str, ...]) -> None:
-    """Of three web processes exactly one works, without any traffic; a request's task starts at once (faults 131)."""
+    """Of three web processes exactly one works, without any traffic; a request's task starts at once (faults P131)."""
     server, address = gunicorn(sqlite_scene, *options, POLL_INTERVAL=60)
     task_id = sqlite_scene.enqueue("effect", {"says": sqlite_scene.path("said")})
     sqlite_scene.wait_for(task_id, TaskStatus.SUCCEEDED)

@@ -217,7 +217,7 @@ def at_work(scene: Scene, part: str) -> Iterator[None]:
 
 @pytest.mark.parametrize(("part", "fault"), [*((part, "terminated") for part in PARTS), *(("listener", fault) for fault in FAULTS[1:])])
 def test_r12_whatever_breaks_heals_by_itself(scene: Scene, part: str, fault: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Each part in the middle of its work, each fault: the worker goes on once the database is back (faults 20, 67, 145, 149)."""
+    """Each part in the middle of its work, each fault: the worker goes on once the database is back (faults 20, 67, P145, P149)."""
     shop, worker = scene.shop, scene.worker
     assert worker is not None
     node = worker.membership.id

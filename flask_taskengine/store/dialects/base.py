@@ -155,7 +155,11 @@ class Dialect(ABC):
         return remove_in_steps(connection, self.tables, batch)
 
     def prepare(self, engine: sa.Engine, *, tune: bool) -> None:  # noqa: B027 - most databases need nothing
-        """Set up the host's own engine, before it connects; ``tune`` is the setting ``SQLITE_PRAGMAS``."""
+        """Set up the host's own engine, before it connects; ``tune`` is the setting ``SQLITE_PRAGMAS``.
+
+        Raises:
+            ConfigError: the engine's driver is not supported.
+        """
 
     def isolates_single_statements(self, connection: sa.Connection) -> bool:
         """Say whether the server isolates a statement that commits for itself more strictly than the engine's statements are made for."""

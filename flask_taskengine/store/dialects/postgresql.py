@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
+from ...domain.errors import ConfigError
 from ...domain.task import Claimed, NewTask, Task
 from ..gauges import MOST_COUNTED, QueueState, state_of
 from ..lowwater import Lane, LowWater
@@ -78,6 +79,12 @@ class PostgreSQL(Dialect):
     @staticmethod
     def sqlalchemy_dialect() -> sa.Dialect:
         return PGDialect_psycopg()
+
+    def prepare(self, engine: sa.Engine, *, tune: bool) -> None:
+        if engine.dialect.driver != "psycopg":
+            raise ConfigError(
+                f"the driver {engine.dialect.driver!r} is not supported: write the database's address as postgresql+psycopg://..."
+            )
 
     # --- enqueue ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import psycopg
 import sqlalchemy as sa
 from psycopg import sql
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 _TEST_WAIT = 2.0
 
@@ -26,7 +27,7 @@ class PostgreSQLListener:
 
     def __init__(self, engine: sa.Engine, url: str | None, channel: str) -> None:
         self._channel = channel
-        self._connection = psycopg.connect(_plain(url), autocommit=True) if url else _detached(engine)
+        self._connection = _connect(url) if url else _detached(engine)
         try:
             self._connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
             self._test(engine)
@@ -66,5 +67,8 @@ def _detached(engine: sa.Engine) -> psycopg.Connection[Any]:
     return connection
 
 
-def _plain(url: str) -> str:
-    return sa.make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+def _connect(url: str) -> psycopg.Connection[Any]:
+    """Connect by an address as SQLAlchemy reads it: libpq takes the plus that stands for a space as it is."""
+    arguments, named = PGDialect_psycopg().create_connect_args(sa.make_url(url))
+    connection: psycopg.Connection[Any] = psycopg.connect(*arguments, **named | {"autocommit": True})
+    return connection
