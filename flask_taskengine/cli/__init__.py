@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from .acting import cancel, delete, retry, retry_dead
+from .bench import bench
 from .deployment import check, migrate
 from .enqueueing import enqueue
 from .explaining import why
@@ -38,6 +39,7 @@ _COMMANDS = (
     pause,
     resume,
     prune,
+    bench,
     stats,
     top,
     schedules,

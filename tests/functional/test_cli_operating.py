@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from flask_taskengine.engine import bulk
 
@@ -64,8 +65,27 @@ def test_top_shows_the_queue(host: Host) -> None:
     assert line.split()[5] == "1"
 
 
+@pytest.mark.timeout(120)
+def test_bench_measures_and_leaves_nothing_behind(host: Host) -> None:
+    """Enqueues, runs and latency, in tables of its own; what the app has is as it was."""
+    answer(host.app, "enqueue", "a")
+
+    def everything() -> list[str]:
+        with host.app.app_context():
+            return sorted(sa.inspect(host.db.engine).get_table_names())
+
+    before = everything()
+    figures = answer(host.app, "bench", "--tasks", "100", "--concurrency", "4")
+    assert everything() == before
+    assert (figures.pop("tasks"), figures.pop("concurrency")) == (100, 4)
+    assert figures.pop("database") == host.engine.host(host.app).sql_engine().dialect.name
+    assert len(figures) == 7
+    assert all(value > 0 for value in figures.values()), figures
+    assert [task["status"] for task in answer(host.app, "list")] == ["PENDING"]
+
+
 def test_every_command_is_documented(host: Host) -> None:
     """The reference has them all."""
     reference = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
-    for name in ("bulk", "pause", "resume", "top"):
+    for name in ("bench", "bulk", "pause", "resume", "top"):
         assert f"flask taskengine {name}" in reference
