@@ -34,9 +34,9 @@ _MINUTE = 60.0
 @click.option("--reason", help="Why, for whoever looks.")
 @json_option
 def pause(task_type: str, reason: str | None, as_json: bool) -> None:
-    """Let no task of a type begin anywhere, or none at all.
+    """Let no task of a type begin anywhere.
 
-    What runs goes on. It holds on all nodes, from the next claim on.
+    Without a type, no task at all. What runs goes on. It holds on all nodes, from the next claim on.
 
     Example: flask taskengine pause email.send --reason "the mail server is down"
     """
@@ -51,7 +51,7 @@ def pause(task_type: str, reason: str | None, as_json: bool) -> None:
 @_type_argument
 @json_option
 def resume(task_type: str, as_json: bool) -> None:
-    """End the pause of a type, or that of everything.
+    """End a pause, of a type or of everything.
 
     Pauses of single types outlast that of everything.
 

@@ -300,12 +300,12 @@ def test_r11_an_idle_worker_asks_little(make_shop: MakeShop, run_worker: RunWork
         settled = time.monotonic() + 1
         wait_until(lambda: time.monotonic() > settled)
         seen.clear()
-        end = time.monotonic() + 3
+        end = time.monotonic() + 5
         wait_until(lambda: time.monotonic() > end)
         # SQLite tells by a look at shared memory whether anything has changed; that reads no table.
         asked = [statement for statement in seen if statement != "PRAGMA data_version"]
     go.set()
-    assert len(asked) < 15, asked
+    assert len(asked) < 25, asked
 
 
 @pytest.mark.timing

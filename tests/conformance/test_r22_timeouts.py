@@ -108,6 +108,8 @@ def test_r22_a_blocked_thread_is_given_up_and_its_slot_is_free(shop: Shop, run_w
     assert [a["attempt"] for a in shop.attempts(task_id)] == [1]
 
 
+# The interrupt may strike between the making of a connection and its place in the pool; libpq closes what nobody holds.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_r22_a_handler_that_swallows_the_interrupt_has_timed_out(shop: Shop, run_worker: RunWorker) -> None:
     """Its work is rolled back, however it ends after its deadline."""
 

@@ -82,7 +82,7 @@ import flask_taskengine.cli
 from flask_taskengine.telemetry import counting, logs, names, probe
 print(json.dumps([ran, sorted(flask_taskengine.cli.taskengine.commands)[:1], logs.task_fields()]))
 """
-    assert run(body, tmp_path, hidden=LIBRARIES) == [["1", "2", "noted", "noted"], ["cancel"], {}]
+    assert run(body, tmp_path, hidden=LIBRARIES) == [["1", "2", "noted", "noted"], ["bench"], {}]
 
 
 @pytest.mark.parametrize(
