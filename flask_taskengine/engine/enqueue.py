@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -31,9 +30,7 @@ def enqueue(connection: sa.Connection, dialect: Dialect, new: NewTask) -> Enqueu
     """
     if new.idempotency_key is not None:
         return enqueue_many(connection, dialect, [new])[0]
-    task_id = dialect.insert(connection, new)
-    assert task_id is not None
-    return Enqueued(task_id, created=True)
+    return Enqueued(dialect.insert(connection, new), created=True)
 
 
 def enqueue_many(connection: sa.Connection, dialect: Dialect, news: Sequence[NewTask]) -> list[Enqueued]:
@@ -96,11 +93,18 @@ def prepared(new: NewTask, codec: PayloadCodec, max_payload: int) -> NewTask:
         PayloadError: the payload can not be written, or is larger than ``max_payload`` bytes.
     """
     _check(new)
-    payload = codec.dump(new.payload, max_payload)
-    if new.available_at is None:
-        return replace(new, payload=payload)
-    # PostgreSQL knows no time zone as far from UTC as Python does.
-    return replace(new, payload=payload, available_at=new.available_at.astimezone(UTC))
+    # Not by dataclasses.replace, which takes longer than all the rest.
+    return NewTask(
+        type=new.type,
+        payload=codec.dump(new.payload, max_payload),
+        priority=new.priority,
+        idempotency_key=new.idempotency_key,
+        max_attempts=new.max_attempts,
+        # PostgreSQL knows no time zone as far from UTC as Python does.
+        available_at=None if new.available_at is None else new.available_at.astimezone(UTC),
+        delay=new.delay,
+        trace_context=new.trace_context,
+    )
 
 
 def _check(new: NewTask) -> None:

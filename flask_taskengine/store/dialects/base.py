@@ -63,8 +63,8 @@ class Dialect(ABC):
         """Return the SQLAlchemy dialect that quotes names and compiles for this database."""
 
     @abstractmethod
-    def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
-        """Write one task; ``None`` where its idempotency key exists. With a key, only inside ``guard_keys``."""
+    def insert(self, connection: sa.Connection, new: NewTask) -> int:
+        """Write one task that has no idempotency key; return its id."""
 
     @abstractmethod
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:

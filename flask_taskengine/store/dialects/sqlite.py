@@ -54,8 +54,10 @@ class SQLite(Dialect):
 
     # --- enqueue ------------------------------------------------------------------------------------------------------
 
-    def insert(self, connection: sa.Connection, new: NewTask) -> int | None:
-        return self.insert_many(connection, [new])[0]
+    def insert(self, connection: sa.Connection, new: NewTask) -> int:
+        ((task_id, _),) = self._insert(connection, [new])
+        assert task_id is not None
+        return task_id
 
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
         ids: list[int | None] = [None] * len(news)
