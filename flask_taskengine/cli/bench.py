@@ -36,7 +36,7 @@ _SINGLE = 2000
 @click.option("--concurrency", type=click.IntRange(1, 1000), help="Tasks in flight [TASKENGINE_CONCURRENCY].")
 @json_option
 def bench(tasks: int, concurrency: int | None, as_json: bool) -> None:
-    """Measure enqueues, runs and latency on the app's database.
+    """Measure the engine on the app's database.
 
     Everything happens in tables of its own, which are dropped at the end: the app's tasks and workers are not touched, but they
     share the machine. Figures are of this process and this moment; compare them with each other.
