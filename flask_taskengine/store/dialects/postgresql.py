@@ -155,7 +155,7 @@ class PostgreSQL(Dialect):
         lanes = {} if low_water is None else low_water.lanes(rooms)
         # Only where the types compete for places are they ranked first.
         ranked = sum(min(room, most) for room in rooms.values()) > most
-        statement = claim_statement(self.task, self.node, self.type, most, ranked=ranked, in_lanes=bool(lanes))
+        statement = claim_statement(self.task, self.node, self.type, len(rooms), most, ranked=ranked, in_lanes=bool(lanes))
         parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most, **lane_parameters(lanes)}
         rows = connection.exec_driver_sql(statement, parameters).all()
         claimed = [_claimed(row[:-2]) for row in rows]
