@@ -49,6 +49,25 @@ def own_engine(host: Host) -> sa.Engine:
     return sa.Engine(sa.NullPool(connect, dialect=theirs.dialect), theirs.dialect, theirs.url)
 
 
+def keep_connections(host: Host, tasks: int) -> None:
+    """Let the app's pool keep a connection for each task that runs at once, of those that it may open anyway.
+
+    What a pool has opened beyond its ``pool_size`` it closes as soon as it is given back, and to connect anew for each task costs the
+    database more than most handlers do. For a process that runs tasks and nothing else, and has no connection yet.
+    """
+    engine = host.sql_engine()
+    pool = engine.pool
+    if not isinstance(pool, sa.pool.QueuePool):
+        return
+    # It has no other way to be changed.
+    overflow = pool._max_overflow  # noqa: SLF001
+    more = tasks - pool.size() if overflow < 0 else min(tasks - pool.size(), overflow)
+    if more > 0:
+        pool._pool.maxsize += more  # noqa: SLF001
+        pool._max_overflow = overflow if overflow < 0 else overflow - more  # noqa: SLF001
+        engine.dispose(close=False)
+
+
 def _limit_connect(dialect: Any, record: Any, arguments: Any, named: dict[str, Any]) -> None:
     for name, limit in _limits.get().items():
         named.setdefault(name, limit)

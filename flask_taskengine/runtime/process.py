@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from ..signals import task_claimed
 from .channel import Channel
 from .children import Vitals
+from .database import keep_connections
 from .forked import HELD_AT_FORK, exit_forked, forget_connections, signal_when_parent_dies
 from .heartbeat import Steadiness
 from .host import Host
@@ -82,6 +83,7 @@ def become_child(host: Host, plan: Plan, birth: Birth, begin: Iterable[Callable[
         if not signal_when_parent_dies(signal.SIGTERM, birth.supervisor):
             os.kill(os.getpid(), signal.SIGTERM)
         forget_connections(host)
+        keep_connections(host, plan.options.concurrency)
         # Before the first thread.
         isolation = start_isolation(host, plan.options.types, (birth.channel, inbox))
         code = _Process(host, plan, birth, inbox, isolation).run()

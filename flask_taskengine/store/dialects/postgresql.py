@@ -96,8 +96,8 @@ class PostgreSQL(Dialect):
     def insert(self, connection: sa.Connection, new: NewTask) -> int:
         row = _row(new)
         if row[2:] == _NOTHING_MORE:
-            return _first_value(connection, self._insert_plain, row[:2])
-        return _first_value(connection, self._insert_new, row)
+            return _id(_run(connection, self._insert_plain, row[:2]))
+        return _id(_run(connection, self._insert_new, row))
 
     def insert_many(self, connection: sa.Connection, news: Sequence[NewTask]) -> list[int | None]:
         ids: list[int | None] = [None] * len(news)
@@ -155,7 +155,7 @@ class PostgreSQL(Dialect):
         lanes = {} if low_water is None else low_water.lanes(rooms)
         # Only where the types compete for places are they ranked first.
         ranked = sum(min(room, most) for room in rooms.values()) > most
-        statement = claim_statement(self.task, self.node, self.type, most, ranked=ranked, in_lanes=bool(lanes))
+        statement = claim_statement(self.task, self.node, self.type, len(rooms), most, ranked=ranked, in_lanes=bool(lanes))
         parameters = {"node": node, "types": list(rooms), "rooms": list(rooms.values()), "most": most, **lane_parameters(lanes)}
         rows = connection.exec_driver_sql(statement, parameters).all()
         claimed = [_claimed(row[:-2]) for row in rows]
@@ -176,7 +176,7 @@ class PostgreSQL(Dialect):
         return {(task_type, priority): begin for task_type, priority, begin in rows}
 
     def complete(self, connection: sa.Connection, task_id: int, claims: int, result: str | None) -> bool:
-        return connection.exec_driver_sql(self._complete, (result, task_id, claims)).rowcount == 1
+        return bool(_run(connection, self._complete, (result, task_id, claims)).rowcount == 1)
 
     def complete_many(self, connection: sa.Connection, done: Sequence[tuple[int, int, str | None]]) -> set[int]:
         # Locked in the order of the ids, so that two statements over the same rows can not deadlock.
@@ -286,22 +286,22 @@ class PostgreSQL(Dialect):
         return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-def _first_value(connection: sa.Connection, statement: str, parameters: tuple[Any, ...]) -> int:
-    """Run a statement by the driver itself where nobody follows statements: SQLAlchemy's result costs more than the rest of an enqueue.
+def _run(connection: sa.Connection, statement: str, parameters: tuple[Any, ...]) -> Any:
+    """Run a statement by the driver itself where nobody follows statements; return something with ``fetchone`` and ``rowcount``.
 
+    An enqueue and the end of a task are one statement each, of which SQLAlchemy's result would be the larger part of the cost.
     Errors are those that SQLAlchemy raises, and a connection that breaks by one is not used again.
     """
     engine = connection.engine
     # SQLAlchemy's own marks; where a version has none, somebody may follow.
     followed = getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True)
     if followed or engine.echo or _statements.isEnabledFor(logging.INFO):
-        listened: int = connection.exec_driver_sql(statement, parameters).scalar_one()
-        return listened
+        return connection.exec_driver_sql(statement, parameters)
     if not connection.in_transaction():
         connection.begin()
     driver: Any = connection.connection.driver_connection
     try:
-        row = driver.execute(statement, parameters).fetchone()
+        return driver.execute(statement, parameters)
     except psycopg.Error as error:
         lost = connection.dialect.is_disconnect(error, driver, None)  # type: ignore[arg-type]
         if lost:
@@ -315,8 +315,11 @@ def _first_value(connection: sa.Connection, statement: str, parameters: tuple[An
             connection_invalidated=lost,
             dialect=connection.dialect,
         ) from error
-    value: int = row[0]
-    return value
+
+
+def _id(written: Any) -> int:
+    task_id: int = written.fetchone()[0]
+    return task_id
 
 
 def _row(new: NewTask) -> tuple[Any, ...]:

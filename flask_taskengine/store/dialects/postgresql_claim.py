@@ -13,13 +13,15 @@ from ..lowwater import Lane
 # enough: neither future rows of a high priority nor a backlog of a type that is left out cost anything. The best of all
 # types are found without a lock, and then as many of each type are locked, so that no row is locked that is not taken,
 # and a node that comes second goes on behind the rows of the first. Materialised, so that no plan can run the locking
-# part twice. The limit written as a number and the array are for the planner: without the one it expects a tenth of the
-# table and compiles (JIT) first, without the other it may read the whole table to find the rows again.
+# part twice. The limits written as numbers and the array are for the planner: without the one it expects a tenth of the
+# table and compiles (JIT) first, without the other it may read the whole table to find the rows again, and where it knows
+# how many types there are, a plan that was prepared is as good as one that is made anew for each claim.
 _CLAIM = """
 WITH alive AS MATERIALIZED (
   SELECT id FROM {node} WHERE id = %(node)s AND expired_at IS NULL FOR KEY SHARE
 ), lane AS MATERIALIZED (
-  SELECT w.type, least(w.room, %(most)s) AS room FROM unnest(%(types)s::text[], %(rooms)s::int[]) AS w (type, room)
+  SELECT w.type, least(w.room, %(most)s) AS room
+  FROM (SELECT * FROM unnest(%(types)s::text[], %(rooms)s::int[]) LIMIT {types}) AS w (type, room)
   WHERE EXISTS (SELECT FROM alive)
     AND NOT EXISTS (SELECT FROM {type} p WHERE p.type IN (w.type, '*') AND p.paused_at IS NOT NULL)
 ), {known}best AS MATERIALIZED (
@@ -36,7 +38,7 @@ RETURNING t.id, t.type, t.payload::text, t.priority, t.attempts, t.max_attempts,
 
 _BEST = """SELECT b.type, count(*) AS room FROM (
     SELECT lane.type FROM lane CROSS JOIN LATERAL ({walk}) w ORDER BY w.priority DESC, w.available_at, w.id LIMIT %(most)s) b
-  GROUP BY b.type"""
+  GROUP BY b.type LIMIT {types}"""
 _ALL = "SELECT type, room FROM lane"
 
 # The due tasks of one type, as many as it has room, in the order in which they are to start.
@@ -109,24 +111,24 @@ def lanes_statement(task: str, types: str) -> str:
     return _FIRST_OF_EACH.format(task=task, types=types, **_BEGINS)
 
 
-def claim_statement(task: str, node: str, task_type: str, most: int, *, ranked: bool, in_lanes: bool) -> str:
-    """Return the claim for up to ``most`` tasks; the names are those of the tables.
+def claim_statement(task: str, node: str, task_type: str, types: int, most: int, *, ranked: bool, in_lanes: bool) -> str:
+    """Return the claim for up to ``most`` tasks of so many types; the names are those of the tables.
 
     Args:
         ranked: the types compete for places.
         in_lanes: search the known lanes only.
     """
-    return _claim_statement(task, node, task_type, 1 << (most - 1).bit_length(), ranked, in_lanes)
+    return _claim_statement(task, node, task_type, types, 1 << (most - 1).bit_length(), ranked, in_lanes)
 
 
 @lru_cache(maxsize=256)
-def _claim_statement(task: str, node: str, task_type: str, ceiling: int, ranked: bool, in_lanes: bool) -> str:
+def _claim_statement(task: str, node: str, task_type: str, types: int, ceiling: int, ranked: bool, in_lanes: bool) -> str:
     steps, begin, known = (_KNOWN_STEPS, _BEGIN, _KNOWN) if in_lanes else (_STEPS.format(task=task), "", "")
     walk, locked_walk = (
         _WALK.format(task=task, ceiling=ceiling, lock=lock, steps=steps, begin=begin) for lock in ("", "FOR UPDATE SKIP LOCKED")
     )
-    best = _BEST.format(walk=walk) if ranked else _ALL
-    return _CLAIM.format(task=task, node=node, type=task_type, known=known, best=best, locked_walk=locked_walk)
+    best = _BEST.format(walk=walk, types=types) if ranked else _ALL
+    return _CLAIM.format(task=task, node=node, type=task_type, types=types, known=known, best=best, locked_walk=locked_walk)
 
 
 def lane_parameters(lanes: Mapping[Lane, datetime]) -> dict[str, Any]:
