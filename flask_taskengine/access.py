@@ -15,6 +15,7 @@ from flask import Request, current_app
 from itsdangerous import BadSignature, Signer
 from werkzeug.wrappers import Response
 
+from .engine.presentation import printable
 from .runtime.host import Host
 
 Action = Literal["read", "write"]
@@ -78,10 +79,15 @@ def admit(host: Host, request: Request, action: Action) -> Pass:
         Refused: it may not; the log says what the operator can do.
     """
     header = request.headers.get("Authorization", "")
-    if header.lower().startswith(_BEARER):
-        return _by_token(host, header[len(_BEARER) :].strip(), action)
     allowed: Any = host.settings.api_unprotected
     guard: Guard | None = host.sender.guard
+    if header.lower().startswith(_BEARER):
+        admitted = _by_token(host, header[len(_BEARER) :].strip(), action)
+        if admitted is not None:
+            return admitted
+        if guard is None and not allowed:
+            raise Refused("this token is unknown", 401)
+        # It may be one of the app's own, which the guard knows.
     if guard is not None:
         allowed = guard(action)
     if isinstance(allowed, Response):
@@ -92,22 +98,23 @@ def admit(host: Host, request: Request, action: Action) -> Pass:
 
 
 def may_read(host: Host, request: Request) -> bool:
-    """Say whether a request may see details."""
+    """Say whether a request may see details; where the guard fails, or sends it away, it may not."""
     try:
         admit(host, request, "read")
-    except Refused:
+    except Exception as error:  # noqa: BLE001 - the guard is the app's
+        _logger.debug("no details for this request: %r", error)
         return False
     return True
 
 
-def _by_token(host: Host, given: str, action: Action) -> Pass:
+def _by_token(host: Host, given: str, action: Action) -> Pass | None:
     found: str | None = None
     # All of them, so that the time says nothing.
     for token, mode in host.settings.api_tokens.items():
         if hmac.compare_digest(token.encode(), given.encode()):
             found = mode
     if found is None:
-        raise Refused("this token is unknown", 401)
+        return None
     if action == "write" and found != "read-write":
         raise Refused("this token may only read")
     return Pass(f"token {hashlib.sha256(given.encode()).hexdigest()[:8]}", by_token=True)
@@ -192,5 +199,5 @@ def harden(response: Response) -> Response:
 
 
 def audit(who: str, action: str, what: str) -> None:
-    """Write the line that says who has done what."""
-    logging.getLogger("flask_taskengine.audit").info("%s: %s %s", who, action, what)
+    """Write the line that says who has done what; nothing in it can begin another one."""
+    logging.getLogger("flask_taskengine.audit").info("%s", printable(f"{who}: {action} {what}", keep=""))

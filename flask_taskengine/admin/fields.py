@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -84,10 +84,11 @@ class FilterSchema(Schema):
     available_before = moment()
 
 
-def filter_of(given: dict[str, Any], *, in_text: bool = False) -> Filter:
+def filter_of(given: dict[str, Any], redact: Collection[str], *, in_text: bool = False) -> Filter:
     """Take the parts of a filter out of what was given.
 
     Args:
+        redact: fields of payloads that nobody may learn of, not by guessing either.
         in_text: the value in the payload is JSON or, where it is none, a text.
 
     Raises:
@@ -98,6 +99,8 @@ def filter_of(given: dict[str, Any], *, in_text: bool = False) -> Filter:
     path, has_value, value = said.pop("payload_path", None), "payload_value" in said, said.pop("payload_value", None)
     if (path is None) == has_value:
         raise ValidationError({"payload_path": ["give payload_path and payload_value together"]})
+    if path is not None and not set(_path(path)).isdisjoint(redact):
+        raise ValidationError({"payload_path": ["this field is hidden: nothing is searched in it"]})
     payload = None if path is None else (_path(path), _scalar(_read(value) if in_text else value))
     return Filter(statuses=statuses, types=tuple(said.pop("type", ())), payload=payload, **said)
 

@@ -57,6 +57,8 @@ def problem_of(error: Exception) -> Response | None:
             return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "some fields are wrong: see errors", error.messages)
         case PayloadError():
             return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), {"payload": dict(error.faults)})
+        case sa.exc.DataError():
+            return problem(HTTPStatus.UNPROCESSABLE_ENTITY, "a value can not be stored: leave out NUL and what is too large")
         case sa.exc.OperationalError() | sa.exc.InterfaceError():
             return problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database does not answer: try again")
         case HTTPException() if error.code is not None and error.code >= HTTPStatus.BAD_REQUEST:

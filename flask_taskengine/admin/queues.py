@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
+from werkzeug.exceptions import NotFound
 
 from ..domain.limits import Limits
 from ..engine import bulk, insight, pausing
@@ -153,7 +154,18 @@ def group_fields(group: Group) -> dict[str, Any]:
 @api.call("POST", "/dead-groups/{fingerprint}/retry", {200: said.RequeuedSchema(), 404: said.ProblemSchema()}, body=GroupSchema())
 def retry_group(at: Work, body: dict[str, Any], fingerprint: str) -> Any:
     """Run a group once more: the newest of it, to see, or all."""
-    ids = next((group.ids for group in groups(at) if group.fingerprint == fingerprint), [])
-    requeued = bulk.act_on(at.connection, at.dialect, ids[:1] if body["only_first"] else ids, "retry") if ids else 0
+    return {"requeued": requeue_group(at, fingerprint, only_first=body["only_first"])}
+
+
+def requeue_group(at: Work, fingerprint: str, *, only_first: bool) -> int:
+    """Put a group of dead tasks, or its newest, back to PENDING; return how many.
+
+    Raises:
+        NotFound: there is no such group any more.
+    """
+    ids = next((group.ids for group in groups(at) if group.fingerprint == fingerprint), None)
+    if ids is None:
+        raise NotFound("no dead task is of this group any more")
+    requeued = bulk.act_on(at.connection, at.dialect, ids[:1] if only_first else ids, "retry")
     at.audit("retry", f"{requeued} dead tasks of group {fingerprint}")
-    return {"requeued": requeued}
+    return requeued

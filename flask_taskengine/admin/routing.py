@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from flask import request
 from marshmallow import RAISE, Schema, ValidationError
 from webargs.flaskparser import FlaskParser
+from werkzeug.exceptions import BadRequest
 from werkzeug.wrappers import Response
 
 from .. import access
@@ -90,7 +91,10 @@ def _do(host: Host, call: Call, path: dict[str, Any]) -> Any:
     if call.query is not None:
         given["query"] = _parser.parse(call.query, request, location="query", unknown=RAISE)
     if call.body is not None:
-        given["body"] = _parser.parse(call.body, request, location="json", unknown=RAISE)
+        try:
+            given["body"] = _parser.parse(call.body, request, location="json", unknown=RAISE)
+        except (RecursionError, ValueError) as error:
+            raise BadRequest(f"the body can not be read as JSON: {error}") from error
     with work(host, admitted) as at:
         return call.view(at, **given, **path)
 

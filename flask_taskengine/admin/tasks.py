@@ -10,6 +10,7 @@ from ..engine import bulk, manage
 from ..engine.bulk import Act
 from ..engine.presentation import plain, task_fields
 from ..store import search, tasks
+from ..store.search import Filter
 from . import answers as said
 from .fields import BulkSchema, NewTaskSchema, PageQuery, ResetQuery, RetryDeadQuery, filter_of
 from .routing import Api
@@ -36,7 +37,7 @@ def number(text: str) -> int:
 @api.call("GET", "/tasks", {200: said.TaskPageSchema()}, query=PageQuery())
 def list_tasks(at: Work, query: dict[str, Any]) -> Any:
     """List tasks, newest first. Where no index serves the filter a page may be short; `next` then says where to go on."""
-    only = filter_of(query, in_text=True)
+    only = filter_of(query, at.host.settings.redact, in_text=True)
     cursor = query.get("cursor")
     below = None if cursor is None else int(cursor)
     page = search.page(at.connection, at.dialect, only, limit=query["limit"], offset=query["offset"], below=below)
@@ -106,18 +107,17 @@ def retry_dead(at: Work, query: dict[str, Any]) -> Any:
 def _bulk(act: Act, doc: str) -> None:
     @api.call("POST", f"/tasks/bulk/{act}", {200: said.BulkDoneSchema()}, body=BulkSchema())
     def view(at: Work, body: dict[str, Any]) -> Any:
-        return do_bulk(at, act, body)
+        return do_bulk(at, act, body, filter_of(body["filter"], at.host.settings.redact))
 
     view.__doc__ = doc
 
 
-def do_bulk(at: Work, act: Act, body: dict[str, Any]) -> dict[str, Any]:
+def do_bulk(at: Work, act: Act, body: dict[str, Any], only: Filter) -> dict[str, Any]:
     """Do something to all tasks that a filter finds, or say what would be done.
 
     Raises:
         InvalidArgument: every task meets the filter, and nobody has said that this is meant.
     """
-    only = filter_of(body["filter"])
     if body["dry_run"]:
         found = bulk.preview(at.connection, at.dialect, only, act)
         sample = [task_fields(task, at.host.settings.redact) for task in found.sample]
@@ -125,15 +125,18 @@ def do_bulk(at: Work, act: Act, body: dict[str, Any]) -> dict[str, Any]:
     if only.empty and not body["all"]:
         raise InvalidArgument("the filter is empty, so that every task meets it: say all=true if that is meant")
     changed, looked_at, below = 0, 0, None
-    while looked_at < body["limit"]:
-        most = min(bulk.BATCH, body["limit"] - looked_at)
-        done = bulk.batch(at.connection, at.dialect, only, act, below=below, most=most, reset_attempts=body["reset_attempts"])
-        at.commit()
-        changed, below, looked_at = changed + done.changed, done.below, looked_at + most
-        if below is None:
-            break
-    at.audit(act, f"{changed} tasks found by {body['filter'] or only}")
-    at.host.wake()
+    try:
+        while looked_at < body["limit"]:
+            most = min(bulk.BATCH, body["limit"] - looked_at)
+            done = bulk.batch(at.connection, at.dialect, only, act, below=below, most=most, reset_attempts=body["reset_attempts"])
+            at.commit()
+            changed, below, looked_at = changed + done.changed, done.below, looked_at + most
+            if below is None:
+                break
+    finally:
+        # Also where a later batch fails: what was committed before stands.
+        at.audit(act, f"{changed} tasks found by {only}")
+        at.host.wake()
     return {"count": changed, "exact": True, "more": below is not None, "sample": []}
 
 

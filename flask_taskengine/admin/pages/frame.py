@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from ..work import Work, work
 View = Callable[..., Any]
 
 _LONGEST_LINE = 2000
+# No second slash, which would begin another host, and nothing that a browser leaves out.
+_ON_THIS_SITE = re.compile(r"/(?:[^/\\\x00-\x20\x7f][^\\\x00-\x20\x7f]*)?")
 NOTHING = "\N{EN DASH}"
 
 
@@ -101,7 +104,7 @@ def _back(done: str) -> Response:
 def _next() -> str:
     """Return where the form came from, on this site only."""
     wanted = request.form.get("next", "")
-    return wanted if wanted.startswith("/") and not wanted.startswith(("//", "/\\")) else request.path.split("/ui/")[0] + "/"
+    return wanted if _ON_THIS_SITE.fullmatch(wanted) else f"{request.script_root}{request.path.split('/ui/')[0]}/"
 
 
 def _refusal(host: Host, error: Exception, *, known: bool) -> Response:

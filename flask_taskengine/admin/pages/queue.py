@@ -7,7 +7,7 @@ from typing import Any
 from flask import request
 
 from ...domain.errors import InvalidArgument
-from ...engine import bulk, pausing
+from ...engine import pausing
 from .. import queues, schedules
 from ..work import Work
 from .frame import Pages
@@ -78,8 +78,5 @@ def dead_page(at: Work) -> Any:
 @pages.act("/ui/dead/retry")
 def retry_dead_group(at: Work) -> Any:
     """Run one of a group, or all of it."""
-    wanted, only_first = request.form.get("fingerprint", ""), bool(request.form.get("only_first"))
-    ids = next((group.ids for group in queues.groups(at) if group.fingerprint == wanted), [])
-    requeued = bulk.act_on(at.connection, at.dialect, ids[:1] if only_first else ids, "retry") if ids else 0
-    at.audit("retry", f"{requeued} dead tasks of group {wanted}")
+    requeued = queues.requeue_group(at, request.form.get("fingerprint", ""), only_first=bool(request.form.get("only_first")))
     return f"{requeued} tasks are PENDING again."

@@ -16,8 +16,8 @@ from ...engine import bulk
 from ...engine.presentation import HIDDEN, plain, task_fields
 from ...store import search, tasks
 from ...store.search import Filter
-from ..fields import FilterSchema, PageQuery, filter_of
-from ..tasks import number
+from ..fields import MOST_AT_ONCE, FilterSchema, PageQuery, filter_of
+from ..tasks import do_bulk, number
 from ..work import Work
 from .frame import Pages
 
@@ -30,8 +30,8 @@ _PAST = {"retry": "PENDING again", "cancel": "cancelled, or asked to end", "dele
 @pages.show("/ui/tasks")
 def list_page(at: Work) -> Any:
     """The tasks that a filter finds; the filter stands in the address."""
-    given, faults = _given(request.args, PageQuery())
-    only = Filter() if faults else filter_of(given, in_text=True)
+    given, faults = _given(at, request.args, PageQuery())
+    only = Filter() if faults else filter_of(given, at.host.settings.redact, in_text=True)
     below = int(given["cursor"]) if given.get("cursor") else None
     page = search.page(at.connection, at.dialect, only, limit=_PAGE, below=below)
     kept = [(name, value) for name, value in request.args.items(multi=True) if value and name != "cursor"]
@@ -53,7 +53,7 @@ def _next(kept: list[tuple[str, str]], below: int | None) -> str | None:
     return url_for(".page_list_page", **MultiDict([*kept, ("cursor", str(below))]).to_dict(flat=False))  # type: ignore[arg-type]
 
 
-def _given(args: MultiDict[str, str], schema: FilterSchema) -> tuple[dict[str, Any], dict[str, Any]]:
+def _given(at: Work, args: MultiDict[str, str], schema: FilterSchema) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read a filter from what a form sends, which says nothing where a field is empty."""
     said: dict[str, Any] = {}
     for name in args:
@@ -62,7 +62,7 @@ def _given(args: MultiDict[str, str], schema: FilterSchema) -> tuple[dict[str, A
             said[name] = values if name in ("status", "type") else values[0]
     try:
         given = schema.load(said, unknown=RAISE)
-        filter_of(dict(given), in_text=True)
+        filter_of(dict(given), at.host.settings.redact, in_text=True)
     except ValidationError as error:
         return {}, error.messages if isinstance(error.messages, dict) else {"": error.messages}
     return given, {}
@@ -127,17 +127,11 @@ def act_on_many(at: Work) -> Any:
     query = request.form.get("query", "")
     if not request.form.get("confirmed"):
         return redirect(url_for(".page_confirm_page", act=act, query=query), 303)
-    only = _filter(query)
-    changed, below = 0, None
-    while True:
-        done = bulk.batch(at.connection, at.dialect, only, act, below=below)  # type: ignore[arg-type]
-        at.commit()
-        changed, below = changed + done.changed, done.below
-        if below is None:
-            break
-    at.audit(act, f"{changed} tasks found by {query or 'nothing: all'}")
-    at.host.wake()
-    return f"{changed} tasks are {_PAST[act]}."
+    only = _filter(at, query)
+    body = {"filter": {}, "all": bool(request.form.get("all")), "dry_run": False, "reset_attempts": False, "limit": MOST_AT_ONCE}
+    done = do_bulk(at, act, body, only)  # type: ignore[arg-type]
+    more = " There are more: do it again." if done["more"] else ""
+    return f"{done['count']} tasks are {_PAST[act]}.{more}"
 
 
 @pages.show("/ui/confirm")
@@ -146,15 +140,15 @@ def confirm_page(at: Work) -> Any:
     act, query = request.args.get("act", ""), request.args.get("query", "")
     if act not in bulk.ALLOWED:
         raise InvalidArgument("choose what to do: retry, cancel or delete")
-    found = bulk.preview(at.connection, at.dialect, _filter(query), act)  # type: ignore[arg-type]
+    found = bulk.preview(at.connection, at.dialect, _filter(at, query), act)  # type: ignore[arg-type]
     return "confirm", {"act": act, "query": query, "found": found, "past": _PAST[act]}
 
 
-def _filter(query: str) -> Filter:
-    given, faults = _given(MultiDict(parse_qsl(query)), FilterSchema())
+def _filter(at: Work, query: str) -> Filter:
+    given, faults = _given(at, MultiDict(parse_qsl(query)), FilterSchema())
     if faults:
         raise ValidationError(faults)
-    return filter_of(given, in_text=True)
+    return filter_of(given, at.host.settings.redact, in_text=True)
 
 
 @pages.act("/ui/enqueue")

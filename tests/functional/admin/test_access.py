@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from flask import Flask, Response, redirect
+from flask import Flask, Response, abort, redirect, request
 
 from flask_taskengine.domain.errors import ConfigError
 from tests.support.shop import Shop
@@ -167,3 +167,61 @@ def test_r13_the_guards_own_session_is_apart(make_shop: MakeShop) -> None:
     assert shop.app.test_client().post("/taskengine/tasks", json={"type": "a"}).status_code == 201
     assert len(shop.tasks()) == 1
     assert shop.effects() == []
+
+
+# --- attacks ------------------------------------------------------------------------------------------------------------------
+
+
+def test_r9_health_answers_whatever_the_guard_does(make_shop: MakeShop) -> None:
+    """A guard that aborts, redirects or fails takes the details and nothing else."""
+    shop = make_shop(TASKENGINE_API_ENABLED=True)
+
+    @shop.engine.admin_guard
+    def allow(action: str) -> Any:
+        return abort(401) if request.args else request.environ["no such thing"]
+
+    client = shop.app.test_client()
+    assert client.get("/taskengine/health").get_json() == {"status": "UP"}
+    assert client.get("/taskengine/health?x=1").get_json() == {"status": "UP"}
+    assert client.get("/taskengine/tasks?limit=1").status_code == 401
+
+
+def test_the_audit_log_can_not_be_forged(shop: Shop, api: Client, caplog: pytest.LogCaptureFixture) -> None:
+    """A line end in a reason or a name stays inside its own line."""
+    caplog.set_level(logging.INFO, "flask_taskengine.audit")
+    api.post("/types/a/pause", json={"reason": "x\nroot: delete everything"})
+    assert api.post("/schedules/x%0Aroot: y/run", json={}).status_code == 404
+    assert all("\n" not in record.getMessage() for record in caplog.records if record.name == "flask_taskengine.audit")
+
+
+def test_hidden_fields_can_not_be_guessed(make_shop: MakeShop) -> None:
+    """A search for the value of a field that is not shown would show it after all."""
+    shop = make_shop(**SETTINGS, TASKENGINE_REDACT=("password",))
+    shop.enqueue("a", {"user": {"password": "secret"}})
+    api = Client(shop.app.test_client(), READER)
+    assert api.get("/tasks?payload_path=user.password&payload_value=secret").status_code == 422
+    writer = Client(shop.app.test_client(), WRITER)
+    only = {"payload_path": "user.password", "payload_value": "secret"}
+    assert writer.post("/tasks/bulk/cancel", json={"filter": only, "dry_run": True}).status_code == 422
+
+
+def test_what_can_not_be_read_or_stored_is_no_fault_of_the_server(shop: Shop, api: Client) -> None:
+    """Deep nesting, thousands of digits and NUL are answered with what is wrong."""
+    as_json = {"Content-Type": "application/json"}
+    deep = '{"type": "a", "payload": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    assert api.post("/tasks", data=deep, headers=as_json).status_code in (400, 422)
+    assert api.post("/tasks", data='{"type": "a", "payload": ' + "9" * 5000 + "}", headers=as_json).status_code in (400, 422)
+    for answer in (api.post("/types/a%00b/resume"), api.get("/schedules/a%00b"), api.post("/types/a%00b/pause", json={})):
+        assert answer.status_code in (200, 404, 422)
+    assert shop.tasks() == []
+
+
+def test_the_guard_may_know_tokens_of_the_app(make_shop: MakeShop) -> None:
+    """A bearer token that is none of the engine's is the guard's business, and no excuse for a missing CSRF token."""
+    shop = make_shop(**SETTINGS)
+    shop.engine.admin_guard(lambda action: request.headers["Authorization"] == "Bearer of the app")
+    client = shop.app.test_client()
+    assert Client(client, "of the app").get("/tasks").status_code == 200
+    assert Client(client, "of nobody").get("/tasks").status_code == 403
+    assert Client(client, "of the app").post("/tasks", json={"type": "a"}, headers=BROWSER).status_code == 403
+    assert Client(client, WRITER).post("/tasks", json={"type": "a"}, headers=BROWSER).status_code == 201

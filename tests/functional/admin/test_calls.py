@@ -181,7 +181,7 @@ def test_r20_dead_tasks_are_grouped_by_what_their_errors_say(shop: Shop, api: Cl
     assert shop.task(ids[3]).status == "PENDING"
     assert shop.task(ids[2]).status == "DEAD"
     assert api.post(f"/dead-groups/{rows['fingerprint']}/retry", json={}).json == {"requeued": 1}
-    assert api.post("/dead-groups/unknown/retry", json={}).json == {"requeued": 0}
+    assert api.post("/dead-groups/unknown/retry", json={}).status_code == 404
 
 
 def test_r27_a_pause_holds_everywhere_within_a_second(shop: Shop, api: Client, run_worker: RunWorker) -> None:

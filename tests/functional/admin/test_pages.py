@@ -95,6 +95,8 @@ def test_single_acts_by_form(shop: Shop, browser: Browser) -> None:
     browser.send(f"/ui/tasks/{task_id}/retry", next="//evil.example")
     assert shop.task(task_id).status == "PENDING"
     browser.send(f"/ui/tasks/{task_id}/explode", 422)
+    for trick in ("/\t/evil.example/", "/\\evil.example", "/\n/evil.example", "//evil.example", "javascript:alert(1)"):
+        assert "<main" in browser.send("/ui/types/resume", next=trick)
     browser.send(f"/ui/tasks/{task_id}/delete", next="https://evil.example")
     assert shop.tasks() == []
 
@@ -116,6 +118,8 @@ def test_many_tasks_at_once(shop: Shop, browser: Browser) -> None:
     assert [task.status.value for task in shop.tasks()].count("CANCELLED") == 2
     assert "2 tasks are cancelled" in browser.send("/ui/bulk", act="cancel", scope="all", query="type=a", confirmed="1")
     assert shop.task(ids[4]).status == "PENDING"
+    browser.send("/ui/bulk", 422, act="delete", scope="all", query="", confirmed="1")
+    assert len(shop.tasks()) == 5
     browser.send("/ui/bulk", 422, act="explode")
     browser.send("/ui/bulk", 422, act="retry", scope="all", query="priority=x", confirmed="1")
 
