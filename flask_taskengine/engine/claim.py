@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sqlalchemy as sa
 
@@ -19,6 +19,8 @@ class Rooms:
 
     open: Mapping[str, int]
     saturated: frozenset[str]
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Cluster-wide limits in force, as far as they were asked for."""
 
 
 def rooms_here(types: Collection[str], free: int, per_node: Mapping[str, int], running: Callable[[str], int]) -> Rooms:
@@ -27,18 +29,22 @@ def rooms_here(types: Collection[str], free: int, per_node: Mapping[str, int], r
     return Rooms({t: room for t, room in rooms.items() if room > 0}, frozenset(t for t, room in rooms.items() if room <= 0))
 
 
-def within_cluster(connection: sa.Connection, dialect: Dialect, rooms: Rooms) -> Rooms:
+def within_cluster(connection: sa.Connection, dialect: Dialect, rooms: Rooms, known: Mapping[str, int] | None = None) -> Rooms:
     """Return the rooms that the cluster-wide limits leave, by one look at what runs everywhere.
 
     Only a claim that holds the limits' lock in the same transaction may rely on it.
+
+    Args:
+        known: the limits in force, where they have been read a moment ago.
     """
-    limits = {t: n for t, n in nodes.cluster_limits(connection, dialect.tables).items() if t in rooms.open}
+    in_force = nodes.cluster_limits(connection, dialect.tables) if known is None else known
+    limits = {t: n for t, n in in_force.items() if t in rooms.open}
     if not limits:
         return rooms
     running = tasks.running_by_type(connection, dialect.tables, sorted(limits))
     left = {t: min(room, limits[t] - running.get(t, 0)) if t in limits else room for t, room in rooms.open.items()}
     full = frozenset(t for t, room in left.items() if room <= 0)
-    return Rooms({t: room for t, room in left.items() if room > 0}, rooms.saturated | full)
+    return Rooms({t: room for t, room in left.items() if room > 0}, rooms.saturated | full, in_force)
 
 
 def claim_limited(

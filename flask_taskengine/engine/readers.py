@@ -8,7 +8,9 @@ import enum
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
+from functools import reduce
 from itertools import count, repeat
+from operator import or_
 from typing import Any
 from uuid import UUID
 
@@ -145,10 +147,15 @@ def choice(members: Mapping[tuple[type, Any], Any]) -> Form:
 
 def flag(kind: type[enum.Flag]) -> Form:
     """Read a combination of flags from its whole number."""
+    every = reduce(or_, (member.value for member in kind), 0)
+    strict = getattr(kind, "_boundary_", None) is enum.FlagBoundary.STRICT
 
     def read(value: Any) -> Any:
         if type(value) is not int:
             raise Faults("Not a valid integer.")
+        # Python 3.11.2 makes a member of a number above all flags, although it should not.
+        if strict and value >= 0 and value & ~every:
+            raise Faults(f"Not a combination of {kind.__name__}.")
         try:
             return kind(value)
         except ValueError:

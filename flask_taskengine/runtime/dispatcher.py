@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ..domain.limits import Limits
 from ..domain.task import Claimed
@@ -61,6 +61,8 @@ class Dispatcher:
         self._contended = 0
         self._lingering = False
         self._full_at: set[str] = set()
+        self._limits_seen: Mapping[str, int] = {}
+        """Of the last full round: a change is seen by the next one."""
         self._next_full_round = 0.0
         self._woken = False
 
@@ -150,7 +152,7 @@ class Dispatcher:
     def _has_room_again(self, rooms: Rooms) -> bool:
         """Look, by the cheapest statements, whether a type that was at its cluster-wide limit has room."""
         with self._line.statement() as connection:
-            still_full = within_cluster(connection, self._database.dialect, rooms).saturated
+            still_full = within_cluster(connection, self._database.dialect, rooms, self._limits_seen).saturated
         return not self._full_at <= still_full
 
     def _sleep(self, rooms: Rooms, quiet: bool) -> float:
@@ -167,6 +169,7 @@ class Dispatcher:
             self._contended = min(self._contended + 1, 10)
         if self.draining:
             waits.append(_DRAINING)
+        self._limits_seen = rooms.limits
         self._full_at = overdue & rooms.saturated & self.cluster_limits.keys()
         self._types_wanted = frozenset(overdue & rooms.saturated)
         self._slot_wanted = self.draining
