@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
@@ -12,7 +12,7 @@ from ..domain.states import ENDED, TaskStatus
 from .clock import db_after, db_now
 from .tables import Tables
 
-MOST_PER_STATUS = 20_000
+MOST_PER_STATUS = 10_000
 """Ended tasks of one status that are looked at; the newest."""
 MOST_DEAD = 5_000
 """Dead tasks that are put into groups; the newest."""
@@ -40,6 +40,14 @@ class Lately:
     cut: frozenset[TaskStatus]
     """Statuses of which more have ended than are here."""
     now: datetime
+
+    def within(self, seconds: float) -> Lately:
+        """Return those of a shorter time."""
+        since = self.now - timedelta(seconds=seconds)
+        ended = [one for one in self.ended if one.finished_at >= since]
+        # One that is cut has no older tasks here than those which are shown.
+        older = {one.status for one in self.ended if one.finished_at < since}
+        return Lately(ended, self.cut - older, self.now)
 
 
 def lately(connection: sa.Connection, tables: Tables, seconds: float, statuses: Sequence[TaskStatus] = tuple(sorted(ENDED))) -> Lately:

@@ -23,8 +23,8 @@ _ORDER = (TaskStatus.PENDING, TaskStatus.RUNNING, TaskStatus.SUCCEEDED, TaskStat
 @pages.show("/")
 def overview_page(at: Work) -> Any:
     """Counts, rates, latencies, warnings."""
-    tables = at.dialect.tables
-    hour, day = (overview.lately(at.connection, tables, seconds) for seconds in (HOUR, DAY))
+    day = overview.lately(at.connection, at.dialect.tables, DAY)
+    hour = day.within(HOUR)
     figures = health.health_figures(at.connection, at.dialect)
     state = at.dialect.queue_state(at.connection, at.host.settings.lease)
     of_hour, of_day = insight.buckets(hour, HOUR, 60), insight.buckets(day, DAY, 96)
