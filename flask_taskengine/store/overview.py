@@ -12,7 +12,7 @@ from ..domain.states import ENDED, TaskStatus
 from .clock import db_after, db_now
 from .tables import Tables
 
-MOST_PER_STATUS = 10_000
+MOST_PER_STATUS = 5_000
 """Ended tasks of one status that are looked at; the newest."""
 MOST_DEAD = 5_000
 """Dead tasks that are put into groups; the newest."""
