@@ -38,7 +38,7 @@ from flask_taskengine.store import nodes
 from flask_taskengine.store.retention import Batch
 from tests.support.shop import Shop
 
-DEFAULT_EXAMPLES = 20
+DEFAULT_EXAMPLES = 12
 EXAMPLES = int(os.environ.get("TASKENGINE_TEST_EXAMPLES", DEFAULT_EXAMPLES))
 TYPES = ("a", "b")
 MAX_ATTEMPTS = 2

@@ -17,7 +17,7 @@ from tests.support.shop import Effect, Shop
 from tests.support.shop_fixtures import RunWorker
 from tests.support.waiting import wait_until
 
-VERBS = int(os.environ.get("TASKENGINE_TEST_RACES", "600"))
+VERBS = int(os.environ.get("TASKENGINE_TEST_RACES", "300"))
 SEED = int(os.environ.get("TASKENGINE_TEST_SEED", random.SystemRandom().randrange(10**6)))
 HANDS = 3
 UNDERWAY = 40

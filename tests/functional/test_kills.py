@@ -27,7 +27,7 @@ from tests.support.worker import StartWorker, WorkerProcess
 from .conftest import Scene, children
 from .supervised import Effect
 
-STRIKES = int(os.environ.get("TASKENGINE_TEST_KILLS", "8"))
+STRIKES = int(os.environ.get("TASKENGINE_TEST_KILLS", "6"))
 SEED = int(os.environ.get("TASKENGINE_TEST_SEED", random.SystemRandom().randrange(10**6)))
 HOST = "tests.functional.killed_host:create_app"
 WAVE = 30
