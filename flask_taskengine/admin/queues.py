@@ -11,7 +11,8 @@ from werkzeug.exceptions import NotFound
 from ..domain.limits import Limits
 from ..engine import bulk, insight, pausing
 from ..engine.insight import Group
-from ..engine.presentation import first_line, plain
+from ..engine.presentation import first_line, plain, plain_fields
+from ..store import explain as reading
 from ..store import health, overview
 from ..store.gauges import QueueState
 from . import answers as said
@@ -46,7 +47,7 @@ def stats(at: Work) -> Any:
 @api.call("GET", "/nodes", {200: _LIST})
 def list_nodes(at: Work) -> Any:
     """List the nodes, those that are gone for less than a day too."""
-    return {"items": [{name: plain(value) for name, value in one.items()} for one in nodes(at)]}
+    return {"items": [plain_fields(one) for one in nodes(at)]}
 
 
 def nodes(at: Work) -> list[dict[str, Any]]:
@@ -69,7 +70,7 @@ def types(at: Work) -> list[dict[str, Any]]:
     """Read what there is to say of each type."""
     state = at.dialect.queue_state(at.connection, at.host.settings.lease)
     ended = insight.by_type(overview.lately(at.connection, at.dialect.tables, HOUR).ended)
-    pauses = pausing.pauses(at.connection, at.dialect)
+    pauses = {pause.type: pause for pause in reading.pauses(at.connection, at.dialect.tables)}
     known = {task_type for node in nodes(at) if node["alive"] for task_type in node["types"]}
     here = set(at.host.registry.types())
     names = sorted({*here, *known, *state.pending, *state.running, *ended, *pauses} - {pausing.EVERYTHING})
@@ -97,7 +98,7 @@ def _limits(at: Work, state: QueueState, name: str) -> dict[str, int | None]:
     return {scope: state.limits.get((name, scope), getattr(own, scope)) for scope in ("per_node", "cluster_wide")}
 
 
-def _pause(pauses: Mapping[str, pausing.Pause], name: str) -> dict[str, Any] | None:
+def _pause(pauses: Mapping[str, reading.Pause], name: str) -> dict[str, Any] | None:
     pause = pauses.get(name) or pauses.get(pausing.EVERYTHING)
     if pause is None:
         return None

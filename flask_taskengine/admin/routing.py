@@ -18,7 +18,7 @@ from .. import access
 from ..access import Action
 from ..runtime.host import Host
 from .problems import problem_of
-from .work import Work, work
+from .work import work
 
 View = Callable[..., Any]
 """Takes the work, the query and the body as dicts where they are declared, and what is in the path; returns a JSON value, or a
@@ -114,12 +114,3 @@ def _answer(value: Any) -> Response:
 def _raise(error: ValidationError, *_: Any, **__: Any) -> NoReturn:
     """Let wrong arguments come out as they are."""
     raise error
-
-
-def at_work(host: Host, action: Action, function: Callable[[Work], Any]) -> Any:
-    """Admit a request, check that no other page has made it, and do the work in a transaction."""
-    admitted = access.admit(host, request, action)
-    if action == "write":
-        access.check_csrf(request, admitted)
-    with work(host, admitted) as at:
-        return function(at)

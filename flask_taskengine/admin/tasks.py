@@ -8,7 +8,7 @@ from ..domain.errors import InvalidArgument, TaskNotFound
 from ..domain.states import TaskStatus
 from ..engine import bulk, manage
 from ..engine.bulk import Act
-from ..engine.presentation import plain, task_fields
+from ..engine.presentation import plain_fields, task_fields
 from ..store import search, tasks
 from ..store.search import Filter
 from . import answers as said
@@ -59,14 +59,14 @@ def show(at: Work, task_id: str) -> Any:
     """Show a task and its failed attempts."""
     shown = _shown(at, number(task_id))
     attempts = tasks.attempts_of(at.connection, at.dialect.tables, shown["id"])
-    return shown | {"failed_attempts": [{name: plain(value) for name, value in one.items()} for one in attempts]}
+    return shown | {"failed_attempts": [plain_fields(one) for one in attempts]}
 
 
 @api.call("GET", "/tasks/{task_id}/why", {200: said.WhySchema(), 404: said.ProblemSchema()})
 def why(at: Work, task_id: str) -> Any:
     """Say in words why a task is not running."""
     found = at.engine.explain(number(task_id), session=at.session)
-    return {"code": found.code, "text": found.text, "details": {name: plain(value) for name, value in found.details.items()}}
+    return {"code": found.code, "text": found.text, "details": plain_fields(found.details)}
 
 
 @api.call("POST", "/tasks/{task_id}/retry", {200: _CHANGED, 404: said.ProblemSchema(), 409: said.ProblemSchema()}, query=ResetQuery())

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from ..access import Pass, audit
 from ..runtime.host import Host
-from ..store.clock import db_now
+from ..store import nodes
 from ..store.dialects.base import Dialect
 
 
@@ -42,8 +42,7 @@ class Work:
 
     def now(self) -> datetime:
         """Read the database's clock."""
-        now: datetime = self.connection.execute(sa.select(db_now())).scalar_one()
-        return now
+        return nodes.now(self.connection)
 
     def audit(self, action: str, what: object) -> None:
         """Write who does what, which becomes true with the commit."""

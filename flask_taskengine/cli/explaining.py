@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engine.explain import explain
-from ..engine.presentation import plain, printable
+from ..engine.presentation import plain_fields, printable
 from .command import answer, command, current_host, json_option, task_id_argument, transaction
 
 
@@ -22,7 +22,7 @@ def why(task_id: int, as_json: bool) -> None:
     host = current_host()
     with transaction(host) as t:
         told = explain(t.connection, t.dialect, host.settings, host.registry, task_id)
-    details: dict[str, Any] = {name: plain(value) for name, value in told.details.items()}
+    details: dict[str, Any] = plain_fields(told.details)
     answer(
         as_json,
         {"code": told.code, "text": told.text, "details": details},

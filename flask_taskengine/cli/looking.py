@@ -12,7 +12,7 @@ import click
 from ..domain.errors import TaskNotFound
 from ..domain.states import TaskStatus
 from ..domain.task import Task
-from ..engine.presentation import first_line, plain, task_fields
+from ..engine.presentation import first_line, plain_fields, task_fields
 from ..runtime.host import Host
 from ..store import nodes, tasks
 from .command import answer, command, current_host, json_option, task_id_argument, transaction
@@ -77,7 +77,7 @@ def show(task_id: int, as_json: bool) -> None:
         now = t.now()
     fields = task_fields(task, host.settings.redact)
     text = "\n\n".join([_described(host, task, fields, now), *(_attempt(attempt, now) for attempt in attempts)])
-    answer(as_json, fields | {"failed_attempts": [_plain(attempt) for attempt in attempts]}, text)
+    answer(as_json, fields | {"failed_attempts": [plain_fields(attempt) for attempt in attempts]}, text)
 
 
 def _described(host: Host, task: Task, fields: dict[str, Any], now: datetime) -> str:
@@ -115,10 +115,6 @@ def _attempt(attempt: Mapping[str, Any], now: datetime) -> str:
     return listing(pairs)
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in row.items()}
-
-
 @command()
 @json_option
 def stats(as_json: bool) -> None:
@@ -142,7 +138,7 @@ def stats(as_json: bool) -> None:
     value = {
         "tasks": by_type,
         "oldest_due_age": overdue,
-        "nodes": [_plain(node) | {"heartbeat_age": (now - node["heartbeat_at"]).total_seconds()} for node in alive],
+        "nodes": [plain_fields(node) | {"heartbeat_age": (now - node["heartbeat_at"]).total_seconds()} for node in alive],
     }
     answer(as_json, value, f"{_count_table(by_type, overdue)}\n\n{_node_table(alive, now)}")
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-
 import sqlalchemy as sa
 
 from ..domain.errors import InvalidArgument
@@ -16,17 +12,6 @@ from .registry import type_fault
 EVERYTHING = "*"
 """In the place of a type: all of them."""
 _LONGEST_NAME = 255
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Why tasks of a type do not begin."""
-
-    type: str
-    """``*`` stands for all types."""
-    since: datetime
-    by: str | None
-    reason: str | None
 
 
 def pause(
@@ -59,10 +44,3 @@ def resume(connection: sa.Connection, dialect: Dialect, task_type: str = EVERYTH
         return False
     dialect.wake(connection)
     return True
-
-
-def pauses(connection: sa.Connection, dialect: Dialect) -> Mapping[str, Pause]:
-    """Read all pauses, by type."""
-    p = dialect.tables.type
-    rows = connection.execute(sa.select(p.c.type, p.c.paused_at, p.c.paused_by, p.c.pause_reason).where(p.c.paused_at.is_not(None)))
-    return {row[0]: Pause(*row) for row in rows}

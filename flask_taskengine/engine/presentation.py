@@ -40,6 +40,11 @@ def plain(value: Any) -> Any:
     return value
 
 
+def plain_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row, or what there is to say of something, with its times as texts."""
+    return {name: plain(value) for name, value in values.items()}
+
+
 def redacted(value: Any, names: Collection[str]) -> Any:
     """Return a JSON value in which every field of these names is hidden."""
     if isinstance(value, Unreadable):

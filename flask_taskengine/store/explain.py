@@ -37,10 +37,12 @@ def now(connection: sa.Connection) -> datetime:
     return moment
 
 
-def pauses(connection: sa.Connection, tables: Tables, types: Sequence[str]) -> list[Pause]:
-    """Read the pauses that hold up these types."""
+def pauses(connection: sa.Connection, tables: Tables, types: Sequence[str] | None = None) -> list[Pause]:
+    """Read the pauses that hold up these types, or all there are."""
     p = tables.type.c
-    statement = sa.select(p.type, p.paused_at, p.paused_by, p.pause_reason).where(p.type.in_([*types, "*"]), p.paused_at.is_not(None))
+    statement = sa.select(p.type, p.paused_at, p.paused_by, p.pause_reason).where(p.paused_at.is_not(None))
+    if types is not None:
+        statement = statement.where(p.type.in_([*types, "*"]))
     return [Pause(*row) for row in connection.execute(statement.order_by(p.type))]
 
 

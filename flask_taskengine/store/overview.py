@@ -9,7 +9,8 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from ..domain.states import ENDED, TaskStatus
-from .clock import db_after, db_now
+from . import nodes
+from .clock import db_after
 from .tables import Tables
 
 MOST_PER_STATUS = 5_000
@@ -53,7 +54,7 @@ class Lately:
 def lately(connection: sa.Connection, tables: Tables, seconds: float, statuses: Sequence[TaskStatus] = tuple(sorted(ENDED))) -> Lately:
     """Read the tasks that ended within so many seconds; in the caller's transaction."""
     c = tables.task.c
-    now: datetime = connection.execute(sa.select(db_now())).scalar_one()
+    now = nodes.now(connection)
     found: list[Ended] = []
     cut = set()
     for status in statuses:

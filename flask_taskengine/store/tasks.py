@@ -47,16 +47,16 @@ def newest(
 ) -> list[Task]:
     """Read tasks, newest first; ``below`` continues after the task with that id."""
     c = tables.task.c
-    statement = _select(tables).order_by(c.id.desc()).limit(limit).offset(offset)
+    where: list[sa.ColumnElement[bool]] = []
     if statuses:
-        statement = statement.where(c.status.in_([status.value for status in statuses]))
+        where.append(c.status.in_([status.value for status in statuses]))
     if task_type is not None:
-        statement = statement.where(c.type == task_type)
+        where.append(c.type == task_type)
     if priority is not None:
-        statement = statement.where(c.priority == priority)
+        where.append(c.priority == priority)
     if below is not None:
-        statement = statement.where(c.id < below)
-    return [_task(row) for row in connection.execute(statement)]
+        where.append(c.id < below)
+    return select(connection, tables, where, limit=limit, offset=offset)
 
 
 def select(

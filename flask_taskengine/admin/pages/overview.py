@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...domain.states import TaskStatus
-from ...engine import insight, pausing
+from ...engine import insight
+from ...store import explain as reading
 from ...store import health, overview
 from ..queues import HOUR
 from ..work import Work
@@ -44,5 +45,5 @@ def overview_page(at: Work) -> Any:
         "state": state,
         "oldest_due": figures.oldest_due,
         "warnings": health.warnings(figures),
-        "pauses": list(pausing.pauses(at.connection, at.dialect).values()),
+        "pauses": reading.pauses(at.connection, at.dialect.tables),
     }

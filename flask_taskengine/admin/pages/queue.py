@@ -8,6 +8,7 @@ from flask import request
 
 from ...domain.errors import InvalidArgument
 from ...engine import pausing
+from ...store import explain as reading
 from .. import queues, schedules
 from ..work import Work
 from .frame import Pages
@@ -18,7 +19,7 @@ pages = Pages()
 @pages.show("/ui/types")
 def types_page(at: Work) -> Any:
     """Each type: its limits, what waits and runs, whether it is paused."""
-    return "types", {"types": queues.types(at), "everything": pausing.pauses(at.connection, at.dialect).get(pausing.EVERYTHING)}
+    return "types", {"types": queues.types(at), "everything": next(iter(reading.pauses(at.connection, at.dialect.tables, [])), None)}
 
 
 @pages.act("/ui/types/<act>")

@@ -13,7 +13,7 @@ from werkzeug.datastructures import MultiDict
 from ...domain.errors import InvalidArgument, TaskNotFound
 from ...domain.states import TaskStatus
 from ...engine import bulk
-from ...engine.presentation import HIDDEN, plain, task_fields
+from ...engine.presentation import HIDDEN, plain_fields, task_fields
 from ...store import search, tasks
 from ...store.search import Filter
 from ..fields import MOST_AT_ONCE, FilterSchema, PageQuery, filter_of
@@ -84,7 +84,7 @@ def task_page(at: Work, task_id: str) -> Any:
         "hidden": HIDDEN in json.dumps(shown["payload"], default=str),
         "attempts": attempts,
         "why": why,
-        "why_details": {name: plain(value) for name, value in why.details.items()},
+        "why_details": plain_fields(why.details),
         "allowed": allowed,
         "trace_id": _trace_id(task.trace_context),
     }
